@@ -1,0 +1,57 @@
+# Two commands on a fresh machine, nothing before them:
+#   make demo     the balancers at work
+#   make test     the tests
+#
+# PYTHON       the interpreter that makes the environment     make test PYTHON=python3.12
+# VENV         where the environment is, or one you have      make test VENV=~/envs/moe
+# TORCH_INDEX  an index of your own choice for torch          make demo TORCH_INDEX=<address of a CPU or CUDA index>
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_INDEX ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+INSTALLED := $(VENV)/.equipoise-installed
+BENCH_INSTALLED := $(VENV)/.equipoise-bench-installed
+
+.PHONY: install demo test test-all check format bench clean
+
+install: $(INSTALLED)
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and at its pinned version: another package's looser pin would pull gigabytes of CUDA libraries.
+$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) --only-binary :all: torch
+	$(PIP) --only-binary :all: --editable '.[dev]'
+	@touch $@
+
+$(BENCH_INSTALLED): $(INSTALLED)
+	$(PIP) --only-binary :all: --editable '.[dev,bench]'
+	@touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/equipoise demo
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(INSTALLED)
+	$(BIN)/python -m pytest -m slow
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(BENCH_INSTALLED)
+	@for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
+
+clean:
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,68 @@
+"""Equipoise keeps the experts of a sparse Mixture-of-Experts evenly loaded without an auxiliary loss.
+
+Names are loaded when first used, so `import equipoise` costs milliseconds and pulls in neither torch nor numba.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# public name -> the module that holds it
+_HOMES = {
+    "Groups": "equipoise.routing",
+    "Routing": "equipoise.routing",
+    "Tally": "equipoise.routing",
+    "check_scores": "equipoise.routing",
+    "idle_share": "equipoise.routing",
+    "metrics": "equipoise.routing",
+    "reduce": "equipoise.routing",
+    "route": "equipoise.routing",
+    "score_function": "equipoise.routing",
+    "Balancer": "equipoise.balancing",
+    "balancer": "equipoise.balancing",
+    "balancers": "equipoise.balancing",
+}
+
+__all__ = [
+    "Balancer",
+    "Groups",
+    "Routing",
+    "Tally",
+    "balancer",
+    "balancers",
+    "check_scores",
+    "idle_share",
+    "metrics",
+    "reduce",
+    "route",
+    "score_function",
+]
+
+if TYPE_CHECKING:
+    from equipoise.balancing import Balancer, balancer, balancers
+    from equipoise.routing import (
+        Groups,
+        Routing,
+        Tally,
+        check_scores,
+        idle_share,
+        metrics,
+        reduce,
+        route,
+        score_function,
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'equipoise' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value  # the next access is an ordinary one
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -1,0 +1,7 @@
+"""Balancers: rules that move the shift after every step so that the experts' loads become even."""
+
+from equipoise.balancing.balancer import Balancer
+from equipoise.balancing.dual import Dual
+from equipoise.balancing.presets import balancer, balancers
+
+__all__ = ["Balancer", "Dual", "balancer", "balancers"]

@@ -1,0 +1,108 @@
+"""Dual: the balancers that move one number per expert, the dual variable of the assignment problem.
+
+    direction  where to go, read from the tally         (directions.py, quantile.py)
+    parts      what is done to it on the way            (rules.py)
+    geometry   what a step from the shift means         (geometry.py)
+
+DeepSeek's rule is LoadGap, Sign, Scale(1e-3). Every named method is such a list: see presets.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.balancing.balancer import Balancer
+from equipoise.balancing.directions import Direction
+from equipoise.balancing.geometry import Geometry, euclidean
+from equipoise.balancing.rules import Part
+from equipoise.balancing.target import Target
+from equipoise.routing import Routing, Tally
+
+_NEVER = -1  # anneal_stop when no end is set
+
+
+class Dual(Balancer):
+    """A shift per expert, added to the scores before the choice and to nothing else.
+
+    Args:
+        num_experts: E.
+        top_k: K.
+        direction: where the shift should go.
+        parts: what is done to the direction before it is added, in this order.
+        geometry: how a step is added to the shift.
+        target: weights of the experts' target loads; equal by default.
+    """
+
+    shift: Tensor
+    anneal_start: Tensor
+    anneal_stop: Tensor
+
+    def __init__(
+        self,
+        num_experts: int,
+        top_k: int,
+        direction: Direction,
+        parts: Iterable[Part] = (),
+        *,
+        geometry: Geometry = euclidean,
+        target: Sequence[float] | Tensor | None = None,
+    ) -> None:
+        super().__init__(num_experts, top_k)
+        self.direction = direction
+        self.parts = nn.ModuleList(parts)
+        self.geometry = geometry
+        self.target = Target(num_experts, top_k, target)
+        self.register_buffer("shift", torch.zeros(num_experts))
+        self.register_buffer("anneal_start", torch.tensor(_NEVER))
+        self.register_buffer("anneal_stop", torch.tensor(_NEVER))
+        for module in (direction, *self.parts):
+            module.build(num_experts)
+
+    @property
+    def memoryless(self) -> bool:
+        """Whether balanced loads leave the shift where it is, whatever came before."""
+        return not any(module.remembers for module in (self.direction, *self.parts))
+
+    def adjust(self, scores: Tensor) -> Tensor:
+        """scores + shift, at least in float32: bf16 scores are lifted before the shift is added."""
+        if scores.shape[-1] != self.num_experts:
+            raise ValueError(
+                f"scores are over {scores.shape[-1]} experts, the balancer over {self.num_experts}"
+            )
+        return scores.detach() + self.shift.to(scores.device)
+
+    def tally(self, scores: Tensor, routing: Routing) -> Tally:
+        tally = super().tally(scores, routing)
+        flat = scores.detach().flatten(0, -2)
+        tally.parts.update(self.direction.count(flat, routing, self.shift.to(scores.device)))
+        return tally
+
+    def _move(self, tally: Tally) -> None:
+        n = (self.steps + 1).to(torch.float32)
+        step = self.direction(tally, self.target).to(torch.float32)
+        for part in self.parts:
+            step = part(step, n)
+        self.shift.lerp_(self.geometry(self.shift, step), self._pace())
+
+    def freeze(self) -> None:
+        """Leave the shift where it is from now on (DeepSeek-V3 does so for its last 500B tokens). Saved with the state."""
+        self.anneal(0)
+
+    def anneal(self, updates: int) -> None:
+        """Slow the shift's movement to zero, linearly over the next `updates` updates. Saved with the state."""
+        if updates < 0:
+            raise ValueError(f"cannot anneal over {updates} updates")
+        self.anneal_start.copy_(self.steps)
+        self.anneal_stop.copy_(self.steps + updates)
+
+    def unfreeze(self) -> None:
+        """Undo freeze() and anneal()."""
+        self.anneal_stop.fill_(_NEVER)
+
+    def _pace(self) -> Tensor:
+        """1 while the shift moves freely, 0 when frozen. lerp_ is exact at both ends."""
+        left = (self.anneal_stop - self.steps) / (self.anneal_stop - self.anneal_start).clamp_min(1)
+        return torch.where(self.anneal_stop == _NEVER, 1.0, left.clamp(0.0, 1.0))

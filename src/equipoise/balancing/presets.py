@@ -1,0 +1,154 @@
+"""The named methods, a few lines each, and `balancer(name, ...)` that finds them.
+
+v = (L - A) / L     the violation of an expert, positive where it has too few tokens
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from equipoise.balancing import step_sizes
+from equipoise.balancing.balancer import Balancer
+from equipoise.balancing.directions import LoadGap
+from equipoise.balancing.dual import Dual
+from equipoise.balancing.geometry import hypentropy
+from equipoise.balancing.quantile import QuantileMove
+from equipoise.balancing.rules import EMA, AdaGrad, Center, Scale, Sign, Tanh
+
+Weights = Sequence[float] | Tensor | None
+
+
+def none(num_experts: int, top_k: int, *, target: Weights = None) -> Dual:
+    """No balancing: the shift stays as it is, 0 or what was loaded."""
+    return Dual(num_experts, top_k, LoadGap("counts"), [Scale(0.0)], target=target)
+
+
+def deepseek(num_experts: int, top_k: int, *, update_rate: float = 1e-3, target: Weights = None) -> Dual:
+    """p += u sign(v). DeepSeek-V3 and V4, GLM-4.5 (Wang et al. 2024); the paper's eq. 4."""
+    return Dual(num_experts, top_k, LoadGap("counts"), [Sign(), Scale(update_rate)], target=target)
+
+
+def proportional(
+    num_experts: int, top_k: int, *, update_rate: float = 1e-2, unit: str = "relative", target: Weights = None
+) -> Dual:
+    """p += u v. Wang et al. 2024, table 3; the better form for softmax scores there."""
+    return Dual(num_experts, top_k, LoadGap(unit), [Scale(update_rate)], target=target)
+
+
+def moonlight(num_experts: int, top_k: int, *, update_rate: float = 1e-3, target: Weights = None) -> Dual:
+    """p += u (sign(v) - mean sign(v)). Kimi's Moonlight, torchtitan: deepseek without its drift."""
+    return Dual(num_experts, top_k, LoadGap("counts"), [Sign(), Center(), Scale(update_rate)], target=target)
+
+
+def smebu(
+    num_experts: int,
+    top_k: int,
+    *,
+    update_rate: float = 5e-4,
+    sharpness: float = 2.0,
+    momentum: float = 0.5,
+    target: Weights = None,
+) -> Dual:
+    """d = u tanh(sharpness v), centred; m = momentum m + (1 - momentum) d; p += m. Arcee's Trinity."""
+    parts = [Tanh(sharpness), Scale(update_rate), Center(), EMA(momentum)]
+    return Dual(num_experts, top_k, LoadGap("relative"), parts, target=target)
+
+
+def inverse(
+    num_experts: int, top_k: int, *, update_rate: float = 1.0, unit: str = "tokens", target: Weights = None
+) -> Dual:
+    """p += (u/n) (L - A)/T. The paper's step for its regret bound; u = 1 was its best."""
+    return Dual(num_experts, top_k, LoadGap(unit), [Scale(step_sizes.inverse(update_rate))], target=target)
+
+
+def inverse_sqrt(
+    num_experts: int, top_k: int, *, update_rate: float = 1e-3, unit: str = "tokens", target: Weights = None
+) -> Dual:
+    """p += (u/sqrt n) (L - A)/T. The paper's lowest loss, with u = 1e-3 over 100K steps; shorter runs want a larger u."""
+    return Dual(
+        num_experts, top_k, LoadGap(unit), [Scale(step_sizes.inverse_sqrt(update_rate))], target=target
+    )
+
+
+def mirror(
+    num_experts: int,
+    top_k: int,
+    *,
+    update_rate: float = 0.1,
+    width: float = 1e-2,
+    unit: str = "relative",
+    target: Weights = None,
+) -> Dual:
+    """asinh(p/width) += u v. Dual mirror descent (Balseiro et al. 2020) with the hypentropy."""
+    geometry = hypentropy(width)
+    return Dual(num_experts, top_k, LoadGap(unit), [Scale(update_rate)], geometry=geometry, target=target)
+
+
+def adagrad(num_experts: int, top_k: int, *, update_rate: float = 1e-2, target: Weights = None) -> Dual:
+    """p += u (L - A) / sqrt(sum of (L - A)^2 so far). Scale-free: the same in every unit."""
+    return Dual(num_experts, top_k, LoadGap("counts"), [AdaGrad(), Scale(update_rate)], target=target)
+
+
+def quantile(
+    num_experts: int, top_k: int, *, ema: float = 0.0, bins: int = 512, target: Weights = None
+) -> Dual:
+    """p = ema p + (1 - ema) (each expert's own quantile), centred. Kimi K3 (Su 2026). No step size."""
+    if not 0 <= ema < 1:
+        raise ValueError(f"ema must be in [0, 1), not {ema}")
+    return Dual(num_experts, top_k, QuantileMove(bins), [Center(), Scale(1 - ema)], target=target)
+
+
+PRESETS: dict[str, Callable[..., Balancer]] = {
+    preset.__name__: preset
+    for preset in (
+        none,
+        deepseek,
+        proportional,
+        moonlight,
+        smebu,
+        inverse,
+        inverse_sqrt,
+        mirror,
+        adagrad,
+        quantile,
+    )
+}
+
+
+def balancers() -> list[str]:
+    """The names `balancer` knows."""
+    return list(PRESETS)
+
+
+def balancer(name: str, num_experts: int, *, top_k: int, **options: object) -> Balancer:
+    """A balancer by name: `equipoise.balancer("deepseek", 64, top_k=6, update_rate=1e-3)`.
+
+    Args:
+        name: one of `equipoise.balancers()`.
+        num_experts: E.
+        top_k: K.
+        **options: the method's own (its signature in equipoise.balancing.presets), and `target`, weights of unequal loads.
+    """
+    if name not in PRESETS:
+        raise ValueError(f"no balancer {name!r}{_near(name, PRESETS)}: there are {', '.join(PRESETS)}")
+    preset = PRESETS[name]
+    known = [
+        parameter
+        for parameter in inspect.signature(preset).parameters
+        if parameter not in ("num_experts", "top_k")
+    ]
+    for option in options:
+        if option not in known:
+            raise TypeError(
+                f"{name} has no option {option!r}{_near(option, known)}: it takes {', '.join(known)}"
+            )
+    return preset(num_experts, top_k, **options)
+
+
+def _near(word: str, known: Sequence[str] | dict[str, Callable[..., Balancer]]) -> str:
+    close = difflib.get_close_matches(word, known, n=2)
+    return f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""

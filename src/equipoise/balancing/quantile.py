@@ -1,0 +1,123 @@
+"""Quantile balancing (Su 2026; Kimi K3): move every expert's shift straight to where its load would be right.
+
+In the dual with one price y_i per token and one shift p_k per expert (errata of the paper: x <= 1 must be kept),
+
+    f(y, p) = K sum_i y_i - sum_k L_k p_k + sum_ik max(0, gamma_ik + p_k - y_i),
+
+y_i = the (K+1)-th largest of gamma_i + p is a minimiser for fixed p. For fixed y the problem falls apart into one dimension
+per expert, and its minimisers are the p_k for which exactly L_k tokens have gamma_ik + p_k > y_i: every value between two
+neighbours in a sorted list. So one update is an exact block-coordinate step, and there is no step size.
+
+What is sorted is the *lead* of an expert over a token's threshold,
+
+    x_ik = gamma_ik + p_k - y_i,        p_k <- p_k - (the middle between the L_k-th and the (L_k + 1)-th largest x_ik).
+
+Sorting does not add up over micro-batches and ranks; a histogram does. It has `bins` equal bins over [-width_k, width_k] and
+one more on either side for what falls outside. The widths are state, frozen between updates: 1 at first (scores in [0, 1]
+cannot lead by more), then as wide as the leads of ranks L/4 to 4L, so that softmax scores near 1/E get bins a hundred times
+finer than sigmoid's. Where the quantile fell outside, the shift moves to the edge and the width grows fourfold.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from equipoise.balancing.directions import Direction
+from equipoise.balancing.target import Target
+from equipoise.routing import Routing, Tally
+
+FIRST_WIDTH = 1.0
+_GROWTH = 4.0  # of the width, where the quantile fell outside it
+_LEAST_WIDTH, _MOST_WIDTH = 1e-6, 64.0
+_REACH = 4.0  # bins cover the ranks from L / 4 to 4 L
+
+
+class QuantileMove(Direction):
+    """The move to each expert's own quantile, from a histogram. Within one bin of `exact_quantile_move`."""
+
+    remembers = True  # balanced loads have a lead of 0 somewhere between two tokens, not in the middle
+    width: Tensor
+
+    def __init__(self, bins: int = 512) -> None:
+        super().__init__()
+        if bins < 2:
+            raise ValueError(f"a histogram needs at least 2 bins, not {bins}")
+        self.bins = bins
+
+    def build(self, num_experts: int) -> None:
+        self.register_buffer("width", torch.full((num_experts,), FIRST_WIDTH))
+
+    def count(self, scores: Tensor, routing: Routing, shift: Tensor) -> dict[str, Tensor]:
+        """The histogram (E, bins + 2): below, the bins, above."""
+        lead = leads(scores, routing, shift)
+        place = (lead / self.width.to(scores.device) + 1) * (self.bins / 2) + 1
+        place = place.clamp(0, self.bins + 1).to(
+            torch.int64
+        )  # floor, since nothing is negative after the clamp
+        num_experts = scores.shape[1]
+        place = place + torch.arange(num_experts, device=scores.device) * (self.bins + 2)
+        counted = _counted(routing).to(torch.int64).unsqueeze(1).expand_as(place)
+        empty = torch.zeros(num_experts * (self.bins + 2), dtype=torch.int64, device=scores.device)
+        return {"leads": empty.scatter_add_(0, place.flatten(), counted.flatten()).view(num_experts, -1)}
+
+    def forward(self, tally: Tally, target: Target) -> Tensor:
+        histogram = tally.parts["leads"]
+        tokens = histogram.sum(1)  # the same for every expert
+        want = target.loads(tokens * target.top_k)
+        middle = (
+            self._lead_of_rank(histogram, want.ceil()) + self._lead_of_rank(histogram, want.floor() + 1)
+        ) / 2
+        some = tokens > 0
+        width = self._next_width(histogram, want, middle)
+        self.width.copy_(torch.where(some, width, self.width))
+        return torch.where(some, -middle, 0.0)
+
+    def _lead_of_rank(self, histogram: Tensor, rank: Tensor) -> Tensor:
+        """(E,): the rank-th largest lead of each expert, interpolated within its bin."""
+        at_least = histogram.flip(1).cumsum(1).flip(1)  # tokens in this bin or above
+        rank = torch.minimum(rank.clamp_min(1), at_least[:, 0])
+        bin_ = (at_least >= rank.unsqueeze(1)).sum(1, keepdim=True) - 1
+        bin_ = bin_.clamp_min(0)
+        inside = histogram.gather(1, bin_).clamp_min(1)
+        deep = (
+            rank.unsqueeze(1) - (at_least.gather(1, bin_) - inside) - 0.5
+        ) / inside  # 0 at the top of the bin
+        edge = (bin_ - deep) / self.bins * 2 - 1  # upper edge of bin b is b, the lower b - 1
+        return (edge.squeeze(1).clamp(-1.0, 1.0)) * self.width
+
+    def _next_width(self, histogram: Tensor, want: Tensor, middle: Tensor) -> Tensor:
+        top = self._lead_of_rank(histogram, want / _REACH)
+        bottom = self._lead_of_rank(histogram, want * _REACH)
+        bin_width = 2 * self.width / self.bins
+        covering = torch.maximum(top - middle, middle - bottom) + 2 * bin_width
+        outside = middle.abs() >= self.width - bin_width
+        return torch.where(outside, self.width * _GROWTH, covering).clamp(_LEAST_WIDTH, _MOST_WIDTH)
+
+    def extra_repr(self) -> str:
+        return f"bins={self.bins}"
+
+
+def leads(scores: Tensor, routing: Routing, shift: Tensor) -> Tensor:
+    """x_ik = gamma_ik + p_k - y_i, (T, E): how far an expert lies above the token's runner-up. -inf in forbidden groups."""
+    shifted = scores + shift
+    lead = shifted - shifted.gather(1, routing.runner_up.unsqueeze(1))
+    if routing.allowed is None:
+        return lead
+    by_group = lead.unflatten(1, (routing.allowed.shape[1], -1))
+    return by_group.masked_fill(~routing.allowed.unsqueeze(2), -torch.inf).flatten(1)
+
+
+def exact_quantile_move(scores: Tensor, routing: Routing, shift: Tensor, target: Target) -> Tensor:
+    """The slow twin of QuantileMove: the same move by sorting all leads, in float64. It needs the whole batch at once."""
+    lead = leads(scores.double(), routing, shift.double())[_counted(routing)]
+    ordered = lead.sort(0, descending=True).values
+    want = target.loads(torch.tensor(len(lead) * target.top_k, device=scores.device))
+    ranks = torch.stack((want.ceil(), want.floor() + 1)).clamp(1, len(lead)).long()
+    return -ordered.gather(0, ranks - 1).mean(0)
+
+
+def _counted(routing: Routing) -> Tensor:
+    """(T,) bool: tokens that have a runner-up and are not padding. The others have no threshold to lead over."""
+    some = torch.isfinite(routing.margin)
+    return some if routing.mask is None else some & ~routing.mask

@@ -1,0 +1,60 @@
+"""Target: the load each expert should have, and how far it is from it.
+
+The paper's L = K T / E is the even share. With weights w_k an expert should have L_k = K T w_k / sum(w).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from equipoise.balancing.precise import Precise
+
+
+class Target(Precise):
+    """Loads in proportion to weights, equal by default."""
+
+    weights: Tensor
+
+    def __init__(self, num_experts: int, top_k: int, weights: Sequence[float] | Tensor | None = None) -> None:
+        super().__init__()
+        chosen = torch.ones(num_experts) if weights is None else torch.as_tensor(weights)
+        chosen = chosen.detach().cpu().to(torch.float64)
+        _check_weights(chosen, num_experts, top_k)
+        self.top_k = top_k
+        self.even = weights is None
+        # not saved: a target is what the user asks for, not what was learnt
+        self.register_buffer("weights", chosen, persistent=False)
+
+    def loads(self, total: Tensor) -> Tensor:
+        """(E,) float64: the loads that `total` choices should give."""
+        return total * self.weights / self.weights.sum()
+
+    def gap(self, loads: Tensor) -> Tensor:
+        """L - A, (E,) float64: positive where an expert has too few.
+
+        Whole numbers are subtracted before anything is divided, so that a balanced expert has a gap of exactly 0 even where
+        T K / E is not a whole number (49 * (1 / 49) is not 1).
+        """
+        whole = self.weights.sum()
+        return (loads.sum() * self.weights - whole * loads) / whole
+
+    def tokens(self, loads: Tensor) -> Tensor:
+        """T, the tokens behind these loads; at least 1, so that it can divide."""
+        return (loads.sum() / self.top_k).clamp_min(1.0)
+
+
+def _check_weights(weights: Tensor, num_experts: int, top_k: int) -> None:
+    if weights.shape != (num_experts,):
+        raise ValueError(f"target has {weights.numel()} weights, but there are {num_experts} experts")
+    if not torch.isfinite(weights).all() or (weights <= 0).any():
+        raise ValueError(f"target weights must be positive and finite, not {weights.tolist()}")
+    share = weights * top_k / weights.sum()
+    if (share > 1 + 1e-12).any():
+        worst = int(share.argmax())
+        raise ValueError(
+            f"target asks expert {worst} for {float(share[worst]):.3g} times the tokens there are: with top_k = {top_k} a "
+            f"weight can be at most 1/{top_k} of their sum"
+        )

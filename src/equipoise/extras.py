@@ -1,0 +1,19 @@
+"""Packages only some users need: imported where used, with an error that names the extra."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """Import `module`, or say which extra of equipoise brings it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or module.split(".")[0] != error.name.split(".")[0]:
+            raise  # the package is there and something inside it is broken: show that
+        raise ModuleNotFoundError(
+            f"this needs {error.name!r}, which is not installed: pip install 'equipoise[{extra}]'",
+            name=error.name,
+        ) from None

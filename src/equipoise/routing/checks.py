@@ -1,0 +1,109 @@
+"""Checks on tensors, and the switch that says when they run.
+
+Looking at a tensor's values makes a GPU wait, and cannot be done while torch.compile traces. So there are three modes:
+
+    "auto"    (default) scores on the CPU are checked; scores on an accelerator are not
+    "always"  scores are checked wherever they live; on a GPU every route() then waits for the device
+    "never"   nothing is checked
+
+Set one by `equipoise.check_scores("always")`, for a block by `with equipoise.check_scores("always"): ...`, or by the
+environment variable EQUIPOISE_CHECK_SCORES. Compiled code and the meta device are never checked.
+
+The check costs one sum: a sum is not finite if a term is not. Only then is the slow search for the culprit made.
+"""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+_MODES = ("auto", "always", "never")
+
+
+def _valid(mode: str, source: str) -> str:
+    if mode not in _MODES:
+        raise ValueError(f"{source} must be one of {', '.join(map(repr, _MODES))}, not {mode!r}")
+    return mode
+
+
+_mode = _valid(os.environ.get("EQUIPOISE_CHECK_SCORES", "auto"), "EQUIPOISE_CHECK_SCORES")
+
+
+class check_scores:  # noqa: N801 - reads as a verb, like torch.set_grad_enabled
+    """Say when scores are checked for NaN and infinity: "auto", "always" or "never". Also a context manager."""
+
+    def __init__(self, mode: str) -> None:
+        global _mode
+        self._before = _mode
+        _mode = _valid(mode, "the mode of check_scores")
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        global _mode
+        _mode = self._before
+
+
+def readable(tensor: Tensor) -> bool:
+    """Whether a value can be looked at here without a wait: not while tracing, and only on the CPU."""
+    return not torch.compiler.is_compiling() and tensor.device.type == "cpu"
+
+
+def scores_are_checked(scores: Tensor) -> bool:
+    if _mode == "never" or torch.compiler.is_compiling() or scores.is_meta:
+        return False
+    return _mode == "always" or scores.device.type == "cpu"
+
+
+def require_finite(values: Tensor, name: str) -> None:
+    """Refuse NaN and infinities, with their count and the first place."""
+    if torch.isfinite(values.sum()):
+        return
+    bad = ~torch.isfinite(values)
+    if not bad.any():
+        return  # all finite: only their sum overflowed
+    raise ValueError(
+        f"{name} hold {int(bad.sum())} values that are NaN or infinite, the first at {_first(bad)}. This usually means "
+        "that the router's logits overflowed: compute scores in float32, and look at the loss before this step"
+    )
+
+
+def require_choosable(values: Tensor, kth: Tensor, top_k: int) -> None:
+    """Refuse what cannot be ranked. -inf is allowed in `choose_by`: it forbids an expert to a token."""
+    total = values.sum()
+    if torch.isnan(total) or total == torch.inf:
+        bad = torch.isnan(values) | (values == torch.inf)
+        if bad.any():
+            raise ValueError(
+                f"choose_by holds {int(bad.sum())} values that are NaN or +inf, the first at {_first(bad)}. Since the "
+                "scores are finite, look at the shift that was added to them"
+            )
+    starved = kth == -torch.inf
+    if starved.any():
+        token = int(starved.nonzero()[0])
+        left = int((values[token] > -torch.inf).sum())
+        raise ValueError(
+            f"token {token} may choose only {left} experts (the others are -inf), but top_k is {top_k}"
+        )
+
+
+def require_equal(left: Tensor, right: Tensor | int, message: str) -> None:
+    """Refuse two numbers that differ. On the CPU at once; on an accelerator when the device comes to it, without a wait."""
+    if torch.compiler.is_compiling() or left.is_meta:
+        return
+    if readable(left):
+        if left != right:
+            raise ValueError(message.format(left=int(left), right=int(right)))
+    else:
+        torch._assert_async(left == right, message.format(left="?", right="?"))
+
+
+def _first(bad: Tensor) -> str:
+    place = tuple(int(i) for i in bad.nonzero()[0])
+    return f"(token {place[0]}, expert {place[1]})" if len(place) == 2 else str(place)

@@ -1,0 +1,119 @@
+"""reduce: sum the tallies of all layers over a process group, in one collective.
+
+The group is the caller's: the ranks that hold *different* tokens (data and context parallel). Ranks that hold the same
+tokens (tensor and expert parallel) must not be in it, or those tokens count twice.
+
+Counts travel as int32, which halves the traffic; a count that would not fit is refused, never wrapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import overload
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from equipoise.routing.checks import readable, require_equal
+from equipoise.routing.tally import Tally
+
+_INT32_MAX = 2**31 - 1
+
+
+@overload
+def reduce(tallies: Tally, group: dist.ProcessGroup | None = None, *, forwards: bool = False) -> Tally: ...
+@overload
+def reduce(
+    tallies: Mapping[str, Tally], group: dist.ProcessGroup | None = None, *, forwards: bool = False
+) -> dict[str, Tally]: ...
+@overload
+def reduce(
+    tallies: Sequence[Tally], group: dist.ProcessGroup | None = None, *, forwards: bool = False
+) -> list[Tally]: ...
+def reduce(
+    tallies: Tally | Mapping[str, Tally] | Sequence[Tally],
+    group: dist.ProcessGroup | None = None,
+    *,
+    forwards: bool = False,
+) -> Tally | dict[str, Tally] | list[Tally]:
+    """Sum tallies over the ranks of `group` (all ranks by default); the answer has the form of the question.
+
+    Layers may differ in their number of experts and in what they count, as long as every rank passes the same layers in the
+    same order. Without an initialised process group the tallies are returned as they are.
+
+    `Tally.forwards` stays this rank's own, since ranks may have run different numbers of micro-batches. Where experts of one
+    group of devices serve all its ranks, pass `forwards=True` to sum them too: then every rank must have run as many.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        return tallies if isinstance(tallies, Tally) else _like(tallies, list(_values(tallies)))
+    layers = list(_values(tallies))
+    if not layers:
+        return _like(tallies, [])
+    summed = _all_reduce([_wire(layer, forwards) for layer in layers], group)
+    return _like(
+        tallies, [_unwire(layer, flat, forwards, group) for layer, flat in zip(layers, summed, strict=True)]
+    )
+
+
+def _all_reduce(flats: list[Tensor], group: dist.ProcessGroup | None) -> list[Tensor]:
+    devices = {flat.device for flat in flats}
+    if len(devices) > 1:
+        raise ValueError(
+            f"the tallies of one reduce() must be on one device, not on {sorted(map(str, devices))}"
+        )
+    wire = torch.cat(flats)
+    _check_range(wire, dist.get_world_size(group))
+    wire = wire.to(torch.int32)
+    dist.all_reduce(wire, group=group)
+    return list(wire.long().split([flat.numel() for flat in flats]))
+
+
+def _wire(tally: Tally, forwards: bool) -> Tensor:
+    pieces = [
+        tally.step.reshape(1),
+        tally.loads,
+        *(tally.parts[name].flatten() for name in sorted(tally.parts)),
+    ]
+    return torch.cat(pieces + ([tally.forwards.flatten()] if forwards else []))
+
+
+def _unwire(tally: Tally, flat: Tensor, forwards: bool, group: dist.ProcessGroup | None) -> Tally:
+    world = dist.get_world_size(group)
+    require_equal(
+        flat[0],
+        tally.step * world,
+        "the ranks' balancers have made different numbers of updates (their sum is {left}, this rank's times the number of "
+        "ranks {right}): did a rank skip an update() or resume from another checkpoint?",
+    )
+    names = sorted(tally.parts)
+    sizes = [1, tally.loads.numel(), *(tally.parts[name].numel() for name in names)]
+    _, loads, *rest = flat.split(sizes + ([tally.forwards.numel()] if forwards else []))
+    parts = {name: piece.view_as(tally.parts[name]) for name, piece in zip(names, rest, strict=False)}
+    each = rest[-1].view_as(tally.forwards) if forwards else tally.forwards
+    return Tally(loads=loads, forwards=each, step=tally.step, parts=parts)
+
+
+def _check_range(wire: Tensor, world: int) -> None:
+    limit = _INT32_MAX // world
+    if readable(wire):
+        if int(wire.max()) > limit:
+            raise OverflowError(
+                f"a count of {int(wire.max())} over {world} ranks does not fit int32: update more often"
+            )
+    elif not wire.is_meta:
+        torch._assert_async(wire.max() <= limit, "a count does not fit int32 on the wire: update more often")
+
+
+def _values(tallies: Tally | Mapping[str, Tally] | Sequence[Tally]) -> Sequence[Tally]:
+    if isinstance(tallies, Tally):
+        return [tallies]
+    return list(tallies.values()) if isinstance(tallies, Mapping) else tallies
+
+
+def _like(
+    question: Tally | Mapping[str, Tally] | Sequence[Tally], answer: list[Tally]
+) -> Tally | dict[str, Tally] | list[Tally]:
+    if isinstance(question, Tally):
+        return answer[0]
+    return dict(zip(question, answer, strict=True)) if isinstance(question, Mapping) else answer

@@ -1,0 +1,176 @@
+"""Routing: each token takes the K experts it scores highest, after a balancer's shift.
+
+The paper's primal update (eq. 6) is
+
+    experts_i = TopKInd_k(scores_ik + shift_k)          gates_ik = scores_ik for the chosen k
+
+The shift decides who is chosen and never enters a gate. route() is pure: it returns all that anybody may want to know of
+the choice and keeps nothing, so that recomputation under activation checkpointing cannot count a token twice.
+
+Shapes: T tokens, E experts, K choices, G groups.
+
+Ties. Which of two equal shifted scores wins is torch.topk's choice. On the CPU it depends on the token's own row and
+nothing else: the same row gives the same experts in every run and in every batch (tested). Which one wins is not specified,
+and another device or torch release may choose otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from equipoise.routing.checks import require_choosable, require_finite, scores_are_checked
+
+
+class Groups(NamedTuple):
+    """Group-limited routing: experts lie in `count` equal groups, and a token may use only its best `keep` of them."""
+
+    count: int
+    keep: int
+
+
+class Routing(NamedTuple):
+    """What was chosen, and what balancers need so that top-K runs once.
+
+    A NamedTuple, since reentrant activation checkpointing silently drops the gradients of a dataclass's tensors.
+    """
+
+    experts: Tensor
+    """(T, K) int64: the chosen experts, highest shifted score first"""
+    gates: Tensor
+    """(T, K): the chosen experts' unshifted scores (renormalised and scaled when asked); carries gradients"""
+    loads: Tensor
+    """(E,) int64: tokens each expert received, padding left out"""
+    runner_up: Tensor
+    """(T,) int64: the (K+1)-th choice among the allowed experts; means nothing where `margin` is infinite"""
+    margin: Tensor
+    """(T,): how far the K-th choice lies above the runner-up in shifted score; inf where there is no runner-up"""
+    mask: Tensor | None
+    """(T,) bool, True for padding; None where there is none"""
+    allowed: Tensor | None
+    """(T, G) bool: the groups each token could choose from; None without groups"""
+
+
+def route(
+    scores: Tensor,
+    top_k: int,
+    *,
+    choose_by: Tensor | None = None,
+    groups: Groups | tuple[int, int] | None = None,
+    mask: Tensor | None = None,
+    renormalize: bool = False,
+    scale: float = 1.0,
+) -> Routing:
+    """Send each token to the `top_k` experts with the highest `choose_by`; gates come from `scores`.
+
+    Args:
+        scores: (..., E) how much each token likes each expert. Leading dimensions are flattened to T tokens.
+        top_k: K, the experts each token takes.
+        choose_by: (..., E) what to rank by, usually `balancer.adjust(scores)`; `scores` themselves by default. -inf forbids.
+        groups: (count, keep), as in DeepSeek-V3: a group is worth the sum of its two highest `choose_by`; the others are
+            masked with -inf.
+        mask: (...) bool, **True where a token is padding**. Padding is routed, but counted nowhere.
+        renormalize: divide a token's gates by their sum.
+        scale: multiply the gates (DeepSeek's routed_scaling_factor).
+
+    Example:
+        >>> scores = torch.tensor([[0.5, 0.3, 0.2], [0.6, 0.3, 0.1]])
+        >>> route(scores, 1, choose_by=scores + torch.tensor([-0.25, 0.0, 0.0])).experts.tolist()
+        [[1], [0]]
+    """
+    groups = None if groups is None else Groups(*groups)
+    _check_shapes(scores, top_k, choose_by, groups, mask)
+    scores = scores.flatten(0, -2)
+    mask = None if mask is None else mask.flatten()
+    ranked = (scores if choose_by is None else choose_by.flatten(0, -2)).detach()
+    open_to_choice, allowed = (ranked, None) if groups is None else _limit_to_groups(ranked, groups)
+
+    experts, runner_up, margin, kth = _choose(open_to_choice, top_k)
+    if scores_are_checked(scores):
+        require_finite(scores.detach(), "scores")
+        require_choosable(ranked, kth, top_k)
+    gates = scores.gather(1, experts)
+    if renormalize:
+        # the smallest normal number: a token whose chosen scores are all 0 keeps gates of 0 and not NaN
+        gates = gates / gates.sum(-1, keepdim=True).clamp_min(torch.finfo(gates.dtype).tiny)
+    if scale != 1.0:
+        gates = gates * scale
+    loads = _count(experts, scores.shape[1], mask)
+    return Routing(experts, gates, loads, runner_up, margin, mask, allowed)
+
+
+def _choose(ranked: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Experts (T, K), runner-up (T,), its margin (T,) and the K-th value (T,): one top-(K+1)."""
+    num_experts = ranked.shape[1]
+    values, order = ranked.topk(min(top_k + 1, num_experts), dim=1)
+    kth = values[:, top_k - 1]
+    if top_k == num_experts:  # everybody is chosen: there is no runner-up
+        return order, order[:, -1], torch.full_like(kth, torch.inf), kth
+    return order[:, :top_k], order[:, top_k], kth - values[:, top_k], kth
+
+
+def _limit_to_groups(ranked: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
+    """-inf outside each token's best groups. With 0, a negative shifted score would lose to a forbidden expert."""
+    by_group = ranked.unflatten(1, (groups.count, -1))
+    worth = by_group.topk(min(2, by_group.shape[2]), dim=2).values.sum(2)
+    best = worth.topk(groups.keep, dim=1, sorted=False).indices
+    allowed = torch.zeros_like(worth, dtype=torch.bool).scatter_(1, best, True)
+    return by_group.masked_fill(~allowed.unsqueeze(2), -torch.inf).flatten(1), allowed
+
+
+def _count(experts: Tensor, num_experts: int, mask: Tensor | None) -> Tensor:
+    """Tokens per expert, exactly, and without making a GPU wait as torch.bincount does."""
+    chosen = experts.flatten()
+    counted = torch.ones_like(chosen) if mask is None else (~mask).long().repeat_interleave(experts.shape[1])
+    return torch.zeros(num_experts, dtype=torch.int64, device=experts.device).scatter_add_(0, chosen, counted)
+
+
+def _check_shapes(
+    scores: Tensor, top_k: int, choose_by: Tensor | None, groups: Groups | None, mask: Tensor | None
+) -> None:
+    if scores.dim() < 2 or not scores.is_floating_point():
+        raise ValueError(f"scores must be floating point of shape (..., experts), not {_describe(scores)}")
+    num_experts = scores.shape[-1]
+    if not 1 <= top_k <= num_experts:
+        raise ValueError(
+            f"top_k = {top_k} is impossible with {num_experts} experts: choose 1 to {num_experts}"
+        )
+    if choose_by is not None and choose_by.shape != scores.shape:
+        raise ValueError(
+            f"choose_by has shape {tuple(choose_by.shape)}, scores {tuple(scores.shape)}: they must be the same"
+        )
+    if groups is not None:
+        _check_groups(groups, num_experts, top_k)
+    if mask is not None:
+        _check_mask(mask, scores)
+
+
+def _check_groups(groups: Groups, num_experts: int, top_k: int) -> None:
+    if groups.count < 1 or num_experts % groups.count:
+        raise ValueError(f"{num_experts} experts do not divide into {groups.count} equal groups")
+    if not 1 <= groups.keep <= groups.count:
+        raise ValueError(f"cannot keep {groups.keep} of {groups.count} groups")
+    reach = groups.keep * (num_experts // groups.count)
+    if reach < top_k:
+        raise ValueError(
+            f"{groups.keep} groups of {num_experts // groups.count} experts are {reach} experts, fewer than top_k = "
+            f"{top_k}: keep more groups"
+        )
+
+
+def _check_mask(mask: Tensor, scores: Tensor) -> None:
+    if mask.dtype != torch.bool:
+        raise TypeError(
+            f"mask must be bool, True where a token is padding, not {mask.dtype}. An attention_mask says the opposite: "
+            "pass mask=attention_mask == 0"
+        )
+    if mask.shape != scores.shape[:-1]:
+        raise ValueError(
+            f"mask has shape {tuple(mask.shape)}, the scores' tokens {tuple(scores.shape[:-1])}: they must be the same"
+        )
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{tensor.dtype} of shape {tuple(tensor.shape)}"

@@ -1,0 +1,45 @@
+"""Score functions: from a router's logits (..., E) to scores, all positive, all in float32.
+
+The scores are what the paper calls the affinities gamma. They are computed in float32 whatever the model's dtype:
+bf16 has three significant digits, and the choice between the K-th and the next expert turns on the fifth.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def softmax(logits: Tensor) -> Tensor:
+    """exp(z_k) / sum_l exp(z_l): the paper's eq. 1. A token's scores sum to 1."""
+    return F.softmax(logits.float(), dim=-1)
+
+
+def sigmoid(logits: Tensor) -> Tensor:
+    """1 / (1 + exp(-z_k)): DeepSeek-V3. A token's scores are independent of each other."""
+    return logits.float().sigmoid()
+
+
+def sqrt_softplus(logits: Tensor) -> Tensor:
+    """sqrt(log(1 + exp(z_k))): DeepSeek-V4. Not bounded by 1."""
+    return F.softplus(logits.float()).sqrt()
+
+
+SCORE_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax": softmax,
+    "sigmoid": sigmoid,
+    "sqrt_softplus": sqrt_softplus,
+}
+
+
+def score_function(name: str) -> Callable[[Tensor], Tensor]:
+    """The score function of this name: softmax, sigmoid or sqrt_softplus."""
+    key = name.replace("-", "_")
+    if key not in SCORE_FUNCTIONS:
+        near = difflib.get_close_matches(key, SCORE_FUNCTIONS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"no score function {name!r}: {hint}there are {', '.join(SCORE_FUNCTIONS)}")
+    return SCORE_FUNCTIONS[key]
