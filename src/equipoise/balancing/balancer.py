@@ -31,9 +31,7 @@ class Balancer(Precise, ABC):
     def __init__(self, num_experts: int, top_k: int) -> None:
         super().__init__()
         if num_experts < 1 or not 1 <= top_k <= num_experts:
-            raise ValueError(
-                f"top_k = {top_k} of {num_experts} experts is impossible: 1 <= top_k <= num_experts"
-            )
+            raise ValueError(f"top_k = {top_k} of {num_experts} experts is impossible: 1 <= top_k <= num_experts")
         self.num_experts = num_experts
         self.top_k = top_k
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
@@ -46,9 +44,7 @@ class Balancer(Precise, ABC):
         """What update() must know of this batch, in whole numbers that add up."""
         loads = routing.loads
         if loads.shape[0] != self.num_experts:
-            raise ValueError(
-                f"this routing is over {loads.shape[0]} experts, the balancer over {self.num_experts}"
-            )
+            raise ValueError(f"this routing is over {loads.shape[0]} experts, the balancer over {self.num_experts}")
         return Tally(loads=loads, forwards=loads.unsqueeze(0), step=self.steps.to(loads.device, copy=True))
 
     def penalty(
@@ -74,9 +70,7 @@ class Balancer(Precise, ABC):
 
     def _accept(self, tally: Tally) -> Tally:
         if tally.loads.shape != (self.num_experts,):
-            raise ValueError(
-                f"this tally is of {tally.loads.shape[0]} experts, the balancer has {self.num_experts}"
-            )
+            raise ValueError(f"this tally is of {tally.loads.shape[0]} experts, the balancer has {self.num_experts}")
         tally = tally.to(self.steps.device)
         require_equal(
             tally.step,

@@ -69,9 +69,7 @@ class Dual(Balancer):
     def adjust(self, scores: Tensor) -> Tensor:
         """scores + shift, at least in float32: bf16 scores are lifted before the shift is added."""
         if scores.shape[-1] != self.num_experts:
-            raise ValueError(
-                f"scores are over {scores.shape[-1]} experts, the balancer over {self.num_experts}"
-            )
+            raise ValueError(f"scores are over {scores.shape[-1]} experts, the balancer over {self.num_experts}")
         return scores.detach() + self.shift.to(scores.device)
 
     def tally(self, scores: Tensor, routing: Routing) -> Tally:

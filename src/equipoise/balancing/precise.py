@@ -41,8 +41,6 @@ class Precise(nn.Module):
                 return
             if theirs.dtype != mine.dtype:
                 if theirs.is_floating_point() and theirs.element_size() < mine.element_size():
-                    warnings.warn(
-                        f"{prefix}{name} was saved in {theirs.dtype} and has lost digits", stacklevel=2
-                    )
+                    warnings.warn(f"{prefix}{name} was saved in {theirs.dtype} and has lost digits", stacklevel=2)
                 state_dict[prefix + name] = theirs.to(mine.dtype)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)

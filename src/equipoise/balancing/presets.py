@@ -69,9 +69,7 @@ def inverse_sqrt(
     num_experts: int, top_k: int, *, update_rate: float = 1e-3, unit: str = "tokens", target: Weights = None
 ) -> Dual:
     """p += (u/sqrt n) (L - A)/T. The paper's lowest loss, with u = 1e-3 over 100K steps; shorter runs want a larger u."""
-    return Dual(
-        num_experts, top_k, LoadGap(unit), [Scale(step_sizes.inverse_sqrt(update_rate))], target=target
-    )
+    return Dual(num_experts, top_k, LoadGap(unit), [Scale(step_sizes.inverse_sqrt(update_rate))], target=target)
 
 
 def mirror(
@@ -93,9 +91,7 @@ def adagrad(num_experts: int, top_k: int, *, update_rate: float = 1e-2, target: 
     return Dual(num_experts, top_k, LoadGap("counts"), [AdaGrad(), Scale(update_rate)], target=target)
 
 
-def quantile(
-    num_experts: int, top_k: int, *, ema: float = 0.0, bins: int = 512, target: Weights = None
-) -> Dual:
+def quantile(num_experts: int, top_k: int, *, ema: float = 0.0, bins: int = 512, target: Weights = None) -> Dual:
     """p = ema p + (1 - ema) (each expert's own quantile), centred. Kimi K3 (Su 2026). No step size."""
     if not 0 <= ema < 1:
         raise ValueError(f"ema must be in [0, 1), not {ema}")
@@ -137,15 +133,11 @@ def balancer(name: str, num_experts: int, *, top_k: int, **options: object) -> B
         raise ValueError(f"no balancer {name!r}{_near(name, PRESETS)}: there are {', '.join(PRESETS)}")
     preset = PRESETS[name]
     known = [
-        parameter
-        for parameter in inspect.signature(preset).parameters
-        if parameter not in ("num_experts", "top_k")
+        parameter for parameter in inspect.signature(preset).parameters if parameter not in ("num_experts", "top_k")
     ]
     for option in options:
         if option not in known:
-            raise TypeError(
-                f"{name} has no option {option!r}{_near(option, known)}: it takes {', '.join(known)}"
-            )
+            raise TypeError(f"{name} has no option {option!r}{_near(option, known)}: it takes {', '.join(known)}")
     return preset(num_experts, top_k, **options)
 
 

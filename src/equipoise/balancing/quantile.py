@@ -52,9 +52,7 @@ class QuantileMove(Direction):
         """The histogram (E, bins + 2): below, the bins, above."""
         lead = leads(scores, routing, shift)
         place = (lead / self.width.to(scores.device) + 1) * (self.bins / 2) + 1
-        place = place.clamp(0, self.bins + 1).to(
-            torch.int64
-        )  # floor, since nothing is negative after the clamp
+        place = place.clamp(0, self.bins + 1).to(torch.int64)  # floor, since nothing is negative after the clamp
         num_experts = scores.shape[1]
         place = place + torch.arange(num_experts, device=scores.device) * (self.bins + 2)
         counted = _counted(routing).to(torch.int64).unsqueeze(1).expand_as(place)
@@ -65,9 +63,7 @@ class QuantileMove(Direction):
         histogram = tally.parts["leads"]
         tokens = histogram.sum(1)  # the same for every expert
         want = target.loads(tokens * target.top_k)
-        middle = (
-            self._lead_of_rank(histogram, want.ceil()) + self._lead_of_rank(histogram, want.floor() + 1)
-        ) / 2
+        middle = (self._lead_of_rank(histogram, want.ceil()) + self._lead_of_rank(histogram, want.floor() + 1)) / 2
         some = tokens > 0
         width = self._next_width(histogram, want, middle)
         self.width.copy_(torch.where(some, width, self.width))
@@ -80,9 +76,7 @@ class QuantileMove(Direction):
         bin_ = (at_least >= rank.unsqueeze(1)).sum(1, keepdim=True) - 1
         bin_ = bin_.clamp_min(0)
         inside = histogram.gather(1, bin_).clamp_min(1)
-        deep = (
-            rank.unsqueeze(1) - (at_least.gather(1, bin_) - inside) - 0.5
-        ) / inside  # 0 at the top of the bin
+        deep = (rank.unsqueeze(1) - (at_least.gather(1, bin_) - inside) - 0.5) / inside  # 0 at the top of the bin
         edge = (bin_ - deep) / self.bins * 2 - 1  # upper edge of bin b is b, the lower b - 1
         return (edge.squeeze(1).clamp(-1.0, 1.0)) * self.width
 

@@ -88,9 +88,7 @@ def require_choosable(values: Tensor, kth: Tensor, top_k: int) -> None:
     if starved.any():
         token = int(starved.nonzero()[0])
         left = int((values[token] > -torch.inf).sum())
-        raise ValueError(
-            f"token {token} may choose only {left} experts (the others are -inf), but top_k is {top_k}"
-        )
+        raise ValueError(f"token {token} may choose only {left} experts (the others are -inf), but top_k is {top_k}")
 
 
 def require_equal(left: Tensor, right: Tensor | int, message: str) -> None:

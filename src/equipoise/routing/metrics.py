@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 
-def metrics(
-    loads: Tensor | Sequence[int], target: Tensor | Sequence[float] | None = None
-) -> dict[str, Tensor]:
+def metrics(loads: Tensor | Sequence[int], target: Tensor | Sequence[float] | None = None) -> dict[str, Tensor]:
     """The imbalance of loads (..., E), as float64 tensors of the leading shape: nothing here makes a GPU wait.
 
     With r_k = load_k / target_k, where target_k is the even share unless weights are given in `target`:
@@ -66,9 +64,7 @@ def _relative_loads(loads: Tensor, target: Tensor | Sequence[float] | None) -> T
     if target is not None:
         weights = torch.as_tensor(target, dtype=torch.float64, device=loads.device)
         if weights.shape != loads.shape[-1:]:
-            raise ValueError(
-                f"target has shape {tuple(weights.shape)}, but there are {loads.shape[-1]} experts"
-            )
+            raise ValueError(f"target has shape {tuple(weights.shape)}, but there are {loads.shape[-1]} experts")
     total = loads.sum(-1, keepdim=True).double()
     return loads.double() * weights.sum() / (total * weights)
 

@@ -51,17 +51,13 @@ def reduce(
     if not layers:
         return _like(tallies, [])
     summed = _all_reduce([_wire(layer, forwards) for layer in layers], group)
-    return _like(
-        tallies, [_unwire(layer, flat, forwards, group) for layer, flat in zip(layers, summed, strict=True)]
-    )
+    return _like(tallies, [_unwire(layer, flat, forwards, group) for layer, flat in zip(layers, summed, strict=True)])
 
 
 def _all_reduce(flats: list[Tensor], group: dist.ProcessGroup | None) -> list[Tensor]:
     devices = {flat.device for flat in flats}
     if len(devices) > 1:
-        raise ValueError(
-            f"the tallies of one reduce() must be on one device, not on {sorted(map(str, devices))}"
-        )
+        raise ValueError(f"the tallies of one reduce() must be on one device, not on {sorted(map(str, devices))}")
     wire = torch.cat(flats)
     _check_range(wire, dist.get_world_size(group))
     wire = wire.to(torch.int32)

@@ -25,9 +25,9 @@ from equipoise.routing.checks import require_choosable, require_finite, scores_a
 
 
 class Groups(NamedTuple):
-    """Group-limited routing: experts lie in `count` equal groups, and a token may use only its best `keep` of them."""
+    """Group-limited routing: experts lie in `number` equal groups, and a token may use only its best `keep` of them."""
 
-    count: int
+    number: int
     keep: int
 
 
@@ -69,7 +69,7 @@ def route(
         scores: (..., E) how much each token likes each expert. Leading dimensions are flattened to T tokens.
         top_k: K, the experts each token takes.
         choose_by: (..., E) what to rank by, usually `balancer.adjust(scores)`; `scores` themselves by default. -inf forbids.
-        groups: (count, keep), as in DeepSeek-V3: a group is worth the sum of its two highest `choose_by`; the others are
+        groups: (number, keep), as in DeepSeek-V3: a group is worth the sum of its two highest `choose_by`; the others are
             masked with -inf.
         mask: (...) bool, **True where a token is padding**. Padding is routed, but counted nowhere.
         renormalize: divide a token's gates by their sum.
@@ -113,7 +113,7 @@ def _choose(ranked: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]
 
 def _limit_to_groups(ranked: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
     """-inf outside each token's best groups. With 0, a negative shifted score would lose to a forbidden expert."""
-    by_group = ranked.unflatten(1, (groups.count, -1))
+    by_group = ranked.unflatten(1, (groups.number, -1))
     worth = by_group.topk(min(2, by_group.shape[2]), dim=2).values.sum(2)
     best = worth.topk(groups.keep, dim=1, sorted=False).indices
     allowed = torch.zeros_like(worth, dtype=torch.bool).scatter_(1, best, True)
@@ -134,9 +134,7 @@ def _check_shapes(
         raise ValueError(f"scores must be floating point of shape (..., experts), not {_describe(scores)}")
     num_experts = scores.shape[-1]
     if not 1 <= top_k <= num_experts:
-        raise ValueError(
-            f"top_k = {top_k} is impossible with {num_experts} experts: choose 1 to {num_experts}"
-        )
+        raise ValueError(f"top_k = {top_k} is impossible with {num_experts} experts: choose 1 to {num_experts}")
     if choose_by is not None and choose_by.shape != scores.shape:
         raise ValueError(
             f"choose_by has shape {tuple(choose_by.shape)}, scores {tuple(scores.shape)}: they must be the same"
@@ -148,14 +146,14 @@ def _check_shapes(
 
 
 def _check_groups(groups: Groups, num_experts: int, top_k: int) -> None:
-    if groups.count < 1 or num_experts % groups.count:
-        raise ValueError(f"{num_experts} experts do not divide into {groups.count} equal groups")
-    if not 1 <= groups.keep <= groups.count:
-        raise ValueError(f"cannot keep {groups.keep} of {groups.count} groups")
-    reach = groups.keep * (num_experts // groups.count)
+    if groups.number < 1 or num_experts % groups.number:
+        raise ValueError(f"{num_experts} experts do not divide into {groups.number} equal groups")
+    if not 1 <= groups.keep <= groups.number:
+        raise ValueError(f"cannot keep {groups.keep} of {groups.number} groups")
+    reach = groups.keep * (num_experts // groups.number)
     if reach < top_k:
         raise ValueError(
-            f"{groups.keep} groups of {num_experts // groups.count} experts are {reach} experts, fewer than top_k = "
+            f"{groups.keep} groups of {num_experts // groups.number} experts are {reach} experts, fewer than top_k = "
             f"{top_k}: keep more groups"
         )
 

@@ -1,0 +1,1 @@
+"""Every balancer on the same stream of scores."""

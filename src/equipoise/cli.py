@@ -1,0 +1,72 @@
+"""The command `equipoise`: verbs that call the same public functions as Python does."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+import equipoise
+from equipoise.extras import require
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        options.run(options)
+    except (ValueError, TypeError, ModuleNotFoundError) as error:
+        print(f"equipoise: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("equipoise: stopped", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="equipoise",
+        description="Keeps the experts of a sparse Mixture-of-Experts evenly loaded without an auxiliary loss.",
+    )
+    parser.add_argument("--version", action="version", version=f"equipoise {equipoise.__version__}")
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    demo = verbs.add_parser(
+        "demo",
+        help="the balancers at work on a stream of skewed, drifting scores",
+        description="Route a stream of skewed, drifting scores with every balancer and compare how even the loads become.",
+        epilog="examples:\n  equipoise demo\n  equipoise demo --drift 0.02 --balancers deepseek quantile\n"
+        "  equipoise demo --steps 50 --json > demo.json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    demo.add_argument("--balancers", nargs="+", metavar="NAME", help="which ones (default: all)")
+    demo.add_argument("--steps", type=int, default=60, help="batches in the stream (default: %(default)s)")
+    demo.add_argument("--tokens", type=int, default=8192, help="tokens in a batch (default: %(default)s)")
+    demo.add_argument("--experts", type=int, default=64, help="experts (default: %(default)s)")
+    demo.add_argument("--top-k", type=int, default=6, help="experts each token takes (default: %(default)s)")
+    demo.add_argument(
+        "--drift", type=float, default=0.005, help="how fast the experts' likes wander (default: %(default)s)"
+    )
+    demo.add_argument("--seed", type=int, default=0, help="of the stream (default: %(default)s)")
+    demo.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
+    demo.set_defaults(run=_demo)
+    return parser
+
+
+def _demo(options: argparse.Namespace) -> None:
+    from equipoise.arena import demo
+
+    settings = demo.Settings(
+        tuple(options.balancers or equipoise.balancers()),
+        options.steps,
+        options.tokens,
+        options.experts,
+        options.top_k,
+        options.drift,
+        options.seed,
+    )
+    if options.json:
+        print(json.dumps([row._asdict() for row in demo.run(settings)], indent=2))
+        return
+    require("rich", extra="report")
+    demo.show(settings)
