@@ -23,7 +23,7 @@ UNITS = ("counts", "tokens", "relative")
 class Direction(Precise, ABC):
     """Says what must be counted beyond loads, and turns a tally into a direction (E,)."""
 
-    remembers = False
+    moves_when_balanced = False
     """whether it may point somewhere when loads are balanced"""
 
     def build(self, num_experts: int) -> None:

@@ -62,9 +62,9 @@ class Dual(Balancer):
             module.build(num_experts)
 
     @property
-    def memoryless(self) -> bool:
-        """Whether balanced loads leave the shift where it is, whatever came before."""
-        return not any(module.remembers for module in (self.direction, *self.parts))
+    def moves_when_balanced(self) -> bool:
+        """Whether the shift may move although loads are balanced: rules that average over steps do, and quantile."""
+        return any(module.moves_when_balanced for module in (self.direction, *self.parts))
 
     def adjust(self, scores: Tensor) -> Tensor:
         """scores + shift, at least in float32: bf16 scores are lifted before the shift is added."""

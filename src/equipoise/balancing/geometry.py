@@ -26,4 +26,9 @@ def hypentropy(width: float) -> Geometry:
     """Additive for shifts below `width`, multiplicative above."""
     if not width > 0:
         raise ValueError(f"width must be positive, not {width}")
-    return lambda shift, step: width * ((shift / width).asinh() + step).sinh()
+
+    def move(shift: Tensor, step: Tensor) -> Tensor:
+        # width * sinh(asinh(shift / width) + step), opened up so that a step of 0 gives back the shift to the last digit
+        return shift * step.cosh() + (shift.square() + width**2).sqrt() * step.sinh()
+
+    return move

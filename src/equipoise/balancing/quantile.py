@@ -36,7 +36,7 @@ _REACH = 4.0  # bins cover the ranks from L / 4 to 4 L
 class QuantileMove(Direction):
     """The move to each expert's own quantile, from a histogram. Within one bin of `exact_quantile_move`."""
 
-    remembers = True  # balanced loads have a lead of 0 somewhere between two tokens, not in the middle
+    moves_when_balanced = True  # balanced loads have a lead of 0 somewhere between two tokens, not in the middle
     width: Tensor
 
     def __init__(self, bins: int = 512) -> None:

@@ -16,8 +16,8 @@ from equipoise.balancing.step_sizes import StepSize
 class Part(Precise):
     """One thing done to a step."""
 
-    remembers = False
-    """whether a step depends on earlier ones"""
+    moves_when_balanced = False
+    """whether a step of 0 may come out as another"""
 
     def build(self, num_experts: int) -> None:
         """Make the buffers this part needs; called once, by the balancer it belongs to."""
@@ -59,7 +59,8 @@ class Center(Part):
     """Minus its mean: the paper's projection on the zero-sum space (Remark 15). It changes no routing, and stops drift."""
 
     def forward(self, step: Tensor, n: Tensor) -> Tensor:
-        return step - step.mean()
+        # the mean in float64: then its last digit does not depend on the order of the experts
+        return step - step.double().mean().to(step.dtype)
 
 
 class Clip(Part):
@@ -76,7 +77,6 @@ class Clip(Part):
 class _Remembering(Part):
     """A part that keeps one number per expert."""
 
-    remembers = True
     memory: Tensor
 
     def build(self, num_experts: int) -> None:
@@ -88,6 +88,8 @@ class _Remembering(Part):
 class EMA(_Remembering):
     """m <- decay m + (1 - decay) step, and the step is m."""
 
+    moves_when_balanced = True
+
     def __init__(self, decay: float) -> None:
         super().__init__()
         self.decay = _fraction(decay, "decay")
@@ -98,6 +100,8 @@ class EMA(_Remembering):
 
 class Momentum(_Remembering):
     """m <- decay m + step, and the step is m: heavy ball."""
+
+    moves_when_balanced = True
 
     def __init__(self, decay: float) -> None:
         super().__init__()

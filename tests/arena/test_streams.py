@@ -1,0 +1,39 @@
+"""Streams repeat themselves exactly, and the sampling floor is what chance leaves."""
+
+import pytest
+import torch
+
+import equipoise
+from equipoise.arena.replay import replay
+from equipoise.arena.streams import DriftingLogits, sampling_floor
+
+
+def test_streams_repeat():
+    stream = DriftingLogits(32, 8, steps=3, drift=0.1)
+    for first, second in zip(stream, stream, strict=True):
+        assert torch.equal(first, second)
+
+
+def test_seeds_differ():
+    first, second = (next(iter(DriftingLogits(32, 8, seed=seed))) for seed in (0, 1))
+    assert not torch.equal(first, second)
+
+
+def test_scores_are_softmax():
+    scores = next(iter(DriftingLogits(32, 8)))
+    torch.testing.assert_close(scores.sum(1), torch.ones(32))
+
+
+@pytest.mark.parametrize(("num_tokens", "num_experts", "top_k"), [(4096, 16, 2), (2048, 64, 6)])
+def test_floor_is_what_chance_leaves(num_tokens, num_experts, top_k):
+    """Monte Carlo: without skew every expert is equally likely, and nothing is shifted."""
+    stream = DriftingLogits(num_tokens, num_experts, steps=200, skew=0.0)
+    measured = [step["imbalance"] for step in replay(stream, equipoise.balancer("none", num_experts, top_k=top_k))]
+    mean = sum(measured) / len(measured)
+    assert mean == pytest.approx(sampling_floor(num_tokens, num_experts, top_k), rel=0.03)
+
+
+def test_balancers_beat_none():
+    stream = DriftingLogits(2048, 16, steps=20)
+    final = {name: list(replay(stream, equipoise.balancer(name, 16, top_k=2)))[-1] for name in ("none", "quantile")}
+    assert final["quantile"]["imbalance"] < 0.2 * final["none"]["imbalance"]

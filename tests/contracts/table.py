@@ -1,0 +1,97 @@
+"""The contract's rows: every balancer, and the laws it is excused from. A new balancer is one more row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+import equipoise
+from equipoise.balancing import Balancer
+from equipoise.routing import Routing, Tally, route
+
+NUM_EXPERTS, TOP_K, NUM_TOKENS = 16, 3, 160  # T K / E = 30: balance is possible
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    options: dict[str, object] = field(default_factory=dict)
+    moves_when_balanced: bool = False
+    """the others: they average over steps, or look at more than loads"""
+    moves: bool = True
+    """whether unbalanced loads move its shift"""
+
+    def __str__(self) -> str:
+        return self.name + "".join(f"-{key}" for key in self.options)
+
+    def make(self) -> Balancer:
+        return equipoise.balancer(self.name, NUM_EXPERTS, top_k=TOP_K, **self.options)
+
+
+UNEQUAL = [2.0] * 4 + [1.0] * 12
+
+ROWS = [
+    Row("none", moves=False),
+    Row("deepseek"),
+    Row("deepseek", {"target": UNEQUAL}),
+    Row("proportional"),
+    Row("moonlight"),
+    Row("smebu", moves_when_balanced=True),
+    Row("inverse"),
+    Row("inverse", {"unit": "counts", "update_rate": 1e-3}),
+    Row("inverse_sqrt"),
+    Row("mirror"),
+    Row("adagrad"),
+    Row("quantile", moves_when_balanced=True),
+    Row("quantile", {"ema": 0.5, "target": UNEQUAL}, moves_when_balanced=True),
+]
+
+
+def exact_scores(num_tokens: int = NUM_TOKENS, seed: int = 0, levels: int = 4096) -> Tensor:
+    """Scores in (0, 1) without ties within a token, multiples of 1/levels: float32 holds them, and their sums, exactly.
+
+    Low experts are liked more, so that there is something to balance.
+    """
+    dice = torch.Generator().manual_seed(seed)
+    likes = torch.linspace(0.3, 0.0, NUM_EXPERTS)
+    raw = torch.rand(num_tokens, NUM_EXPERTS, generator=dice) * 0.6 + likes
+    whole = (raw * levels).round().long().clamp(1, levels - 1)
+    while True:
+        ordered, order = whole.sort(1)
+        tied = torch.zeros_like(whole).scatter(1, order[:, 1:], (ordered.diff(dim=1) == 0).long())
+        if not tied.any():
+            return whole.float() / levels
+        moved = torch.randint(1, levels, whole.shape, generator=dice)
+        whole = torch.where(tied.bool(), moved, whole)
+
+
+def exact_shift(seed: int = 0) -> Tensor:
+    """A shift of both signs whose sums with exact scores are exact too, and never tie them: odd multiples of 2^-14."""
+    dice = torch.Generator().manual_seed(seed)
+    return (torch.randperm(NUM_EXPERTS, generator=dice) * 64 + torch.arange(NUM_EXPERTS)) / 2**14 - 0.03125
+
+
+def forward(balancer: Balancer, scores: Tensor, mask: Tensor | None = None) -> tuple[Routing, Tally]:
+    routing = route(scores, TOP_K, choose_by=balancer.adjust(scores), mask=mask)
+    return routing, balancer.tally(scores, routing)
+
+
+def train(balancer: Balancer, steps: int, first_seed: int = 100) -> None:
+    for step in range(steps):
+        balancer.update(forward(balancer, exact_scores(seed=first_seed + step))[1])
+
+
+def assert_same_tally(left: Tally, right: Tally) -> None:
+    assert torch.equal(left.loads, right.loads)
+    assert torch.equal(left.step, right.step)
+    assert left.parts.keys() == right.parts.keys()
+    assert all(torch.equal(part, right.parts[name]) for name, part in left.parts.items())
+
+
+def assert_same_state(left: Balancer, right: Balancer) -> None:
+    mine, theirs = left.state_dict(), right.state_dict()
+    assert mine.keys() == theirs.keys()
+    for name, value in mine.items():
+        assert torch.equal(value, theirs[name]), f"{name}: {value} and {theirs[name]}"

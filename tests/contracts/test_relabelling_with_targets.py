@@ -1,0 +1,18 @@
+"""Relabelling, where the target names experts: relabelled along with the scores."""
+
+import torch
+
+import equipoise
+from tests.contracts.table import NUM_EXPERTS, TOP_K, UNEQUAL, exact_scores, forward
+
+
+def test_relabelled_targets_relabel_shifts():
+    order = torch.randperm(NUM_EXPERTS, generator=torch.Generator().manual_seed(5))
+    for name in equipoise.balancers():
+        balancer = equipoise.balancer(name, NUM_EXPERTS, top_k=TOP_K, target=UNEQUAL)
+        relabelled = equipoise.balancer(name, NUM_EXPERTS, top_k=TOP_K, target=torch.tensor(UNEQUAL)[order])
+        for seed in range(3):
+            scores = exact_scores(seed=seed)
+            balancer.update(forward(balancer, scores)[1])
+            relabelled.update(forward(relabelled, scores[:, order])[1])
+        assert torch.equal(relabelled.shift, balancer.shift[order]), name

@@ -1,0 +1,46 @@
+"""What the README shows runs, and what it lists is there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import equipoise
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def code_blocks():
+    return re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_the_code_runs():
+    names = {}
+    for block in code_blocks():
+        exec(compile(block, "README.md", "exec"), names)
+    assert names["balancer"].steps > 0
+    assert names["balancer"].shift.any()
+
+
+@pytest.mark.parametrize("name", equipoise.balancers())
+def test_every_balancer_is_listed(name):
+    assert f"| `{name}`" in README
+
+
+def test_the_tree_is_true():
+    tree = re.search(r"```\nsrc/equipoise/\n(.*?)```", README, flags=re.DOTALL).group(1)
+    shown = {line.split()[0].rstrip("/") for line in tree.splitlines() if line.startswith("  ") and line[2] != " "}
+    there = {path.name for path in (ROOT / "src/equipoise").iterdir() if not path.name.startswith("_")} - {"py.typed"}
+    assert shown == there
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_examples_run(path, capsys):
+    exec(compile(path.read_text(), str(path), "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out
+
+
+def test_there_are_examples():
+    assert EXAMPLES
