@@ -20,6 +20,8 @@ class Row:
     options: dict[str, object] = field(default_factory=dict)
     moves_when_balanced: bool = False
     """the others: they average over steps, or look at more than loads"""
+    samples: bool = False
+    """part of its tally looks at every 8th token of a forward: cuts must fall between eights, and padding takes places"""
     moves: bool = True
     """whether unbalanced loads move its shift"""
 
@@ -46,6 +48,8 @@ ROWS = [
     Row("adagrad"),
     Row("quantile", moves_when_balanced=True),
     Row("quantile", {"ema": 0.5, "target": UNEQUAL}, moves_when_balanced=True),
+    Row("curvature", moves_when_balanced=True, samples=True),
+    Row("curvature", {"stride": 1, "target": UNEQUAL}, moves_when_balanced=True),
 ]
 
 

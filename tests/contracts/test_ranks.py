@@ -13,7 +13,7 @@ def steps_like_one_rank(rank):
     alone = {str(row): row.make() for row in ROWS}
     for seed in range(3):
         scores = exact_scores(seed=seed)
-        mine = scores.split([60, NUM_TOKENS - 60])[rank]  # unequal parts
+        mine = scores.split([64, NUM_TOKENS - 64])[rank]  # unequal parts
         summed = equipoise.reduce({name: forward(balancer, mine)[1] for name, balancer in balancers.items()})
         for name, balancer in alone.items():
             whole = forward(balancer, scores)[1]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from equipoise.balancing.precise import Precise
 from equipoise.routing import Routing, Tally
-from equipoise.routing.checks import require_equal
+from equipoise.routing.checks import require, shown
 
 
 class Balancer(Precise, ABC):
@@ -72,11 +72,12 @@ class Balancer(Precise, ABC):
         if tally.loads.shape != (self.num_experts,):
             raise ValueError(f"this tally is of {tally.loads.shape[0]} experts, the balancer has {self.num_experts}")
         tally = tally.to(self.steps.device)
-        require_equal(
-            tally.step,
-            self.steps,
-            "this tally was taken at step {left}, but the balancer is at step {right}: it was counted under another shift. "
-            "Take a new tally after every update()",
+        require(
+            tally.step == self.steps,
+            lambda: ValueError(
+                f"this tally was taken at step {shown(tally.step)}, but the balancer is at step {shown(self.steps)}: it was "
+                "counted under another shift. Take a new tally after every update()"
+            ),
         )
         return tally
 

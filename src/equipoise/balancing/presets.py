@@ -13,6 +13,7 @@ from torch import Tensor
 
 from equipoise.balancing import step_sizes
 from equipoise.balancing.balancer import Balancer
+from equipoise.balancing.curvature import CurvatureMove
 from equipoise.balancing.directions import LoadGap
 from equipoise.balancing.dual import Dual
 from equipoise.balancing.geometry import hypentropy
@@ -98,6 +99,11 @@ def quantile(num_experts: int, top_k: int, *, ema: float = 0.0, bins: int = 512,
     return Dual(num_experts, top_k, QuantileMove(bins), [Center(), Scale(1 - ema)], target=target)
 
 
+def curvature(num_experts: int, top_k: int, *, stride: int = 8, target: Weights = None) -> Dual:
+    """p += gain * (Newton step on the dual), centred; the gain finds itself. Equipoise's own: docs/curvature.md."""
+    return Dual(num_experts, top_k, CurvatureMove(stride), [Center()], target=target)
+
+
 PRESETS: dict[str, Callable[..., Balancer]] = {
     preset.__name__: preset
     for preset in (
@@ -111,6 +117,7 @@ PRESETS: dict[str, Callable[..., Balancer]] = {
         mirror,
         adagrad,
         quantile,
+        curvature,
     )
 }
 

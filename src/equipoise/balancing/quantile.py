@@ -39,11 +39,13 @@ class QuantileMove(Direction):
     moves_when_balanced = True  # balanced loads have a lead of 0 somewhere between two tokens, not in the middle
     width: Tensor
 
-    def __init__(self, bins: int = 512) -> None:
+    def __init__(self, bins: int = 512, slack: float = 1.0) -> None:
+        """`slack`: how many times wider than needed the bins reach; more finds what jumped, less resolves finer."""
         super().__init__()
         if bins < 2:
             raise ValueError(f"a histogram needs at least 2 bins, not {bins}")
         self.bins = bins
+        self.slack = slack
 
     def build(self, num_experts: int) -> None:
         self.register_buffer("width", torch.full((num_experts,), FIRST_WIDTH))
@@ -86,7 +88,7 @@ class QuantileMove(Direction):
         bin_width = 2 * self.width / self.bins
         covering = torch.maximum(top - middle, middle - bottom) + 2 * bin_width
         outside = middle.abs() >= self.width - bin_width
-        return torch.where(outside, self.width * _GROWTH, covering).clamp(_LEAST_WIDTH, _MOST_WIDTH)
+        return torch.where(outside, self.width * _GROWTH, self.slack * covering).clamp(_LEAST_WIDTH, _MOST_WIDTH)
 
     def extra_repr(self) -> str:
         return f"bins={self.bins}"

@@ -15,6 +15,7 @@ The check costs one sum: a sum is not finite if a term is not. Only then is the 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from types import TracebackType
 
 import torch
@@ -74,7 +75,15 @@ def require_finite(values: Tensor, name: str) -> None:
     )
 
 
-def require_choosable(values: Tensor, kth: Tensor, top_k: int) -> None:
+def require_nonnegative(gates: Tensor) -> None:
+    """Refuse gates that have no sum to be divided by."""
+    if gates.numel() and gates.min() < 0:
+        raise ValueError(
+            "renormalize needs scores that are not negative: pass scores (softmax, sigmoid), not a router's logits"
+        )
+
+
+def require_choosable(values: Tensor, open_to_choice: Tensor, kth: Tensor, top_k: int) -> None:
     """Refuse what cannot be ranked. -inf is allowed in `choose_by`: it forbids an expert to a token."""
     total = values.sum()
     if torch.isnan(total) or total == torch.inf:
@@ -87,19 +96,23 @@ def require_choosable(values: Tensor, kth: Tensor, top_k: int) -> None:
     starved = kth == -torch.inf
     if starved.any():
         token = int(starved.nonzero()[0])
-        left = int((values[token] > -torch.inf).sum())
+        left = int((open_to_choice[token] > -torch.inf).sum())
         raise ValueError(f"token {token} may choose only {left} experts (the others are -inf), but top_k is {top_k}")
 
 
-def require_equal(left: Tensor, right: Tensor | int, message: str) -> None:
-    """Refuse two numbers that differ. On the CPU at once; on an accelerator when the device comes to it, without a wait."""
-    if torch.compiler.is_compiling() or left.is_meta:
+def require(truth: Tensor, error: Callable[[], Exception]) -> None:
+    """Raise unless true. On the CPU at once; on an accelerator when the device comes to it, so that nothing waits."""
+    if torch.compiler.is_compiling() or truth.is_meta:
         return
-    if readable(left):
-        if left != right:
-            raise ValueError(message.format(left=int(left), right=int(right)))
-    else:
-        torch._assert_async(left == right, message.format(left="?", right="?"))
+    if not readable(truth):
+        torch._assert_async(truth, str(error()))
+    elif not truth:
+        raise error()
+
+
+def shown(number: Tensor) -> str:
+    """A number for a message, where it can be read without a wait."""
+    return str(int(number)) if readable(number) else "?"
 
 
 def _first(bad: Tensor) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equipoise.routing.checks import readable
+
 
 def metrics(loads: Tensor | Sequence[int], target: Tensor | Sequence[float] | None = None) -> dict[str, Tensor]:
     """The imbalance of loads (..., E), as float64 tensors of the leading shape: nothing here makes a GPU wait.
@@ -56,7 +58,9 @@ def idle_share(loads: Tensor | Sequence[Any], devices: int | Sequence[int]) -> T
     loads = loads.reshape(-1, loads.shape[-1])
     per_device = _device_loads(loads, devices)
     fullest = per_device.amax(1).sum()
-    return torch.where(fullest > 0, 1 - per_device.mean(1).sum() / fullest.clamp_min(1.0), 0.0)
+    return torch.where(
+        fullest > 0, 1 - per_device.mean(1).sum() / fullest.clamp_min(torch.finfo(torch.float64).tiny), 0.0
+    )
 
 
 def _relative_loads(loads: Tensor, target: Tensor | Sequence[float] | None) -> Tensor:
@@ -65,6 +69,8 @@ def _relative_loads(loads: Tensor, target: Tensor | Sequence[float] | None) -> T
         weights = torch.as_tensor(target, dtype=torch.float64, device=loads.device)
         if weights.shape != loads.shape[-1:]:
             raise ValueError(f"target has shape {tuple(weights.shape)}, but there are {loads.shape[-1]} experts")
+        if readable(weights) and not (weights > 0).all():
+            raise ValueError(f"target weights must be positive, not {weights.tolist()}")
     total = loads.sum(-1, keepdim=True).double()
     return loads.double() * weights.sum() / (total * weights)
 

@@ -15,10 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from equipoise.routing.checks import readable, require_equal
+from equipoise.routing.checks import require, shown
 from equipoise.routing.tally import Tally
 
 _INT32_MAX = 2**31 - 1
+_STEPS_APART = 512  # steps travel modulo this, so that their squares fit int32 over 8,000 ranks
 
 
 @overload
@@ -58,47 +59,40 @@ def _all_reduce(flats: list[Tensor], group: dist.ProcessGroup | None) -> list[Te
     devices = {flat.device for flat in flats}
     if len(devices) > 1:
         raise ValueError(f"the tallies of one reduce() must be on one device, not on {sorted(map(str, devices))}")
+    ranks = dist.get_world_size(group)
+    if ranks < 1:
+        raise ValueError("this rank is not in the group that reduce() was given")
     wire = torch.cat(flats)
-    _check_range(wire, dist.get_world_size(group))
-    wire = wire.to(torch.int32)
+    limit = _INT32_MAX // ranks
+    # A rank that raised now would leave the others waiting: it tells them instead, and all raise together.
+    too_large = (wire.max() > limit).long().reshape(1)
+    wire = torch.cat((wire.clamp_max(limit), too_large)).to(torch.int32)
     dist.all_reduce(wire, group=group)
-    return list(wire.long().split([flat.numel() for flat in flats]))
+    require(wire[-1] == 0, lambda: OverflowError(f"a count does not fit int32 over {ranks} ranks: update more often"))
+    return list(wire[:-1].long().split([flat.numel() for flat in flats]))
 
 
 def _wire(tally: Tally, forwards: bool) -> Tensor:
-    pieces = [
-        tally.step.reshape(1),
-        tally.loads,
-        *(tally.parts[name].flatten() for name in sorted(tally.parts)),
-    ]
+    step = (tally.step % _STEPS_APART).reshape(1)
+    pieces = [step, step.square(), tally.loads, *(tally.parts[name].flatten() for name in sorted(tally.parts))]
     return torch.cat(pieces + ([tally.forwards.flatten()] if forwards else []))
 
 
 def _unwire(tally: Tally, flat: Tensor, forwards: bool, group: dist.ProcessGroup | None) -> Tally:
-    world = dist.get_world_size(group)
-    require_equal(
-        flat[0],
-        tally.step * world,
-        "the ranks' balancers have made different numbers of updates (their sum is {left}, this rank's times the number of "
-        "ranks {right}): did a rank skip an update() or resume from another checkpoint?",
-    )
     names = sorted(tally.parts)
-    sizes = [1, tally.loads.numel(), *(tally.parts[name].numel() for name in names)]
-    _, loads, *rest = flat.split(sizes + ([tally.forwards.numel()] if forwards else []))
+    sizes = [1, 1, tally.loads.numel(), *(tally.parts[name].numel() for name in names)]
+    steps, squares, loads, *rest = flat.split(sizes + ([tally.forwards.numel()] if forwards else []))
+    # numbers are all the same when their variance is 0: so every rank sees it if one of them differs
+    require(
+        dist.get_world_size(group) * squares[0] == steps[0] ** 2,
+        lambda: ValueError(
+            f"the ranks' balancers have made different numbers of updates (this rank's {shown(tally.step)}): did a rank skip "
+            "an update() or resume from another checkpoint?"
+        ),
+    )
     parts = {name: piece.view_as(tally.parts[name]) for name, piece in zip(names, rest, strict=False)}
     each = rest[-1].view_as(tally.forwards) if forwards else tally.forwards
     return Tally(loads=loads, forwards=each, step=tally.step, parts=parts)
-
-
-def _check_range(wire: Tensor, world: int) -> None:
-    limit = _INT32_MAX // world
-    if readable(wire):
-        if int(wire.max()) > limit:
-            raise OverflowError(
-                f"a count of {int(wire.max())} over {world} ranks does not fit int32: update more often"
-            )
-    elif not wire.is_meta:
-        torch._assert_async(wire.max() <= limit, "a count does not fit int32 on the wire: update more often")
 
 
 def _values(tallies: Tally | Mapping[str, Tally] | Sequence[Tally]) -> Sequence[Tally]:

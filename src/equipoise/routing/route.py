@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from equipoise.routing.checks import require_choosable, require_finite, scores_are_checked
+from equipoise.routing.checks import require_choosable, require_finite, require_nonnegative, scores_are_checked
 
 
 class Groups(NamedTuple):
@@ -71,7 +71,8 @@ def route(
         choose_by: (..., E) what to rank by, usually `balancer.adjust(scores)`; `scores` themselves by default. -inf forbids.
         groups: (number, keep), as in DeepSeek-V3: a group is worth the sum of its two highest `choose_by`; the others are
             masked with -inf.
-        mask: (...) bool, **True where a token is padding**. Padding is routed, but counted nowhere.
+        mask: (...) bool, **True where a token is padding**. Padding is routed, but counted nowhere. Its
+            scores must be finite all the same: a NaN gate would spread.
         renormalize: divide a token's gates by their sum.
         scale: multiply the gates (DeepSeek's routed_scaling_factor).
 
@@ -90,9 +91,11 @@ def route(
     experts, runner_up, margin, kth = _choose(open_to_choice, top_k)
     if scores_are_checked(scores):
         require_finite(scores.detach(), "scores")
-        require_choosable(ranked, kth, top_k)
+        require_choosable(ranked, open_to_choice, kth, top_k)
     gates = scores.gather(1, experts)
     if renormalize:
+        if scores_are_checked(scores):
+            require_nonnegative(gates.detach())
         # the smallest normal number: a token whose chosen scores are all 0 keeps gates of 0 and not NaN
         gates = gates / gates.sum(-1, keepdim=True).clamp_min(torch.finfo(gates.dtype).tiny)
     if scale != 1.0:
@@ -135,6 +138,8 @@ def _check_shapes(
     num_experts = scores.shape[-1]
     if not 1 <= top_k <= num_experts:
         raise ValueError(f"top_k = {top_k} is impossible with {num_experts} experts: choose 1 to {num_experts}")
+    if choose_by is not None and not choose_by.is_floating_point():
+        raise ValueError(f"choose_by must be floating point, not {choose_by.dtype}")
     if choose_by is not None and choose_by.shape != scores.shape:
         raise ValueError(
             f"choose_by has shape {tuple(choose_by.shape)}, scores {tuple(scores.shape)}: they must be the same"

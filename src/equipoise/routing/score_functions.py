@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -25,7 +26,8 @@ def sigmoid(logits: Tensor) -> Tensor:
 
 def sqrt_softplus(logits: Tensor) -> Tensor:
     """sqrt(log(1 + exp(z_k))): DeepSeek-V4. Not bounded by 1."""
-    return F.softplus(logits.float()).sqrt()
+    # softplus underflows to 0 below -104, where the root has no slope: a gradient of NaN
+    return F.softplus(logits.float()).clamp_min(torch.finfo(torch.float32).tiny).sqrt()
 
 
 SCORE_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {

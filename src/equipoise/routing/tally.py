@@ -16,10 +16,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from equipoise.routing.checks import require_equal
+from equipoise.routing.checks import require, shown
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tally:
     """Whole numbers about a batch, all int64.
 
@@ -63,11 +63,12 @@ class Tally:
         mine, theirs = _shapes(self), _shapes(other)
         if mine != theirs:
             raise ValueError(f"these tallies count different things and cannot add: {mine} and {theirs}")
-        require_equal(
-            self.step,
-            other.step,
-            "these tallies were taken at steps {left} and {right} of their balancer, under different shifts, and cannot "
-            "add: start a new sum after every update()",
+        require(
+            self.step == other.step,
+            lambda: ValueError(
+                f"these tallies were taken at steps {shown(self.step)} and {shown(other.step)} of their balancer, under "
+                "different shifts, and cannot add: start a new sum after every update()"
+            ),
         )
 
 
