@@ -19,6 +19,14 @@ def test_seeds_differ():
     assert not torch.equal(first, second)
 
 
+def test_a_swap_changes_two_experts():
+    calm, swapped = (list(DriftingLogits(4096, 20, steps=2, swap_at=at)) for at in (None, 1))
+    assert torch.equal(calm[0], swapped[0])
+    moved = (calm[1].log() - swapped[1].log()).mean(0)
+    moved = (moved - moved.median()).abs() > 0.05
+    assert moved.sum() == 2
+
+
 def test_scores_are_softmax():
     scores = next(iter(DriftingLogits(32, 8)))
     torch.testing.assert_close(scores.sum(1), torch.ones(32))

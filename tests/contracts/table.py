@@ -21,7 +21,8 @@ class Row:
     moves_when_balanced: bool = False
     """the others: they average over steps, or look at more than loads"""
     samples: bool = False
-    """part of its tally looks at every 8th token of a forward: cuts must fall between eights, and padding takes places"""
+    """part of its tally looks at every 8th token of a forward: cuts must fall between eights, and padding takes places.
+    Without the option `stride` all its laws hold up to 128 choices per expert and forward"""
     moves: bool = True
     """whether unbalanced loads move its shift"""
 
@@ -48,8 +49,11 @@ ROWS = [
     Row("adagrad"),
     Row("quantile", moves_when_balanced=True),
     Row("quantile", {"ema": 0.5, "target": UNEQUAL}, moves_when_balanced=True),
-    Row("curvature", moves_when_balanced=True, samples=True),
-    Row("curvature", {"stride": 1, "target": UNEQUAL}, moves_when_balanced=True),
+    Row("curvature", {"stride": 8}, moves_when_balanced=True, samples=True),
+    Row("aux", moves=False),
+    Row("aux", {"scope": "global", "target": UNEQUAL}, moves=False),
+    Row("z_loss", moves=False),
+    Row("curvature", {"target": UNEQUAL}, moves_when_balanced=True),  # so few tokens that it looks at every one
 ]
 
 

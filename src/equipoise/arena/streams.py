@@ -22,15 +22,28 @@ class DriftingLogits:
     steps: int = 150
     skew: float = 0.7
     drift: float = 0.0
+    swap_at: int | None = None
+    """the step at which a much liked and a little liked expert change places"""
     seed: int = 0
 
     def __iter__(self) -> Iterator[Tensor]:
         """Batches of scores (T, E), float32: the same ones every time."""
         dice = torch.Generator().manual_seed(self.seed)
         likes = self.skew * torch.randn(self.num_experts, generator=dice)
-        for _ in range(self.steps):
+        for step in range(self.steps):
             likes = likes + self.drift * torch.randn(self.num_experts, generator=dice)
+            if step == self.swap_at:
+                likes = _swapped(likes)
             yield (torch.randn(self.num_tokens, self.num_experts, generator=dice) + likes).softmax(-1)
+
+
+def _swapped(likes: Tensor) -> Tensor:
+    """The expert a tenth from the bottom and the one a tenth from the top change places."""
+    order, tenth = likes.argsort(), len(likes) // 10
+    few, many = order[tenth], order[-1 - tenth]
+    changed = likes.clone()
+    changed[few], changed[many] = likes[many], likes[few]
+    return changed
 
 
 def sampling_floor(num_tokens: int, num_experts: int, top_k: int) -> float:

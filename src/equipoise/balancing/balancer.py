@@ -1,7 +1,7 @@
 """Balancer: the four verbs every method speaks.
 
     shifted = balancer.adjust(scores)                       before the choice
-    routing = route(scores, top_k, choose_by=shifted)
+    routing = route(scores, top_k, choose_by=shifted)       or both at once: balancer.route(scores)
     tally = balancer.tally(scores, routing)                 what must be known of this batch; adds up
     loss = loss + balancer.penalty(scores, routing)         0 for methods that leave the loss alone
     ...
@@ -14,12 +14,14 @@ update() changes anything, and it is called by the training loop and by nobody e
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from equipoise.balancing.penalties import Penalty
 from equipoise.balancing.precise import Precise
-from equipoise.routing import Routing, Tally
+from equipoise.routing import Groups, Routing, Tally, route
 from equipoise.routing.checks import require, shown
 
 
@@ -34,11 +36,32 @@ class Balancer(Precise, ABC):
             raise ValueError(f"top_k = {top_k} of {num_experts} experts is impossible: 1 <= top_k <= num_experts")
         self.num_experts = num_experts
         self.top_k = top_k
+        self.penalties = nn.ModuleList()
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     @abstractmethod
     def adjust(self, scores: Tensor) -> Tensor:
         """(..., E) scores -> what to choose by. Carries no gradient."""
+
+    def route(
+        self,
+        scores: Tensor,
+        *,
+        groups: Groups | tuple[int, int] | None = None,
+        mask: Tensor | None = None,
+        renormalize: bool = False,
+        scale: float = 1.0,
+    ) -> Routing:
+        """Choose: `equipoise.route` by adjusted scores, except for methods that cannot say their choice in scores."""
+        return route(
+            scores,
+            self.top_k,
+            choose_by=self.adjust(scores),
+            groups=groups,
+            mask=mask,
+            renormalize=renormalize,
+            scale=scale,
+        )
 
     def tally(self, scores: Tensor, routing: Routing) -> Tally:
         """What update() must know of this batch, in whole numbers that add up."""
@@ -50,8 +73,26 @@ class Balancer(Precise, ABC):
     def penalty(
         self, scores: Tensor, routing: Routing, logits: Tensor | None = None, sequences: Tensor | None = None
     ) -> Tensor:
-        """What to add to the loss: 0 here."""
-        return scores.new_zeros(())
+        """What to add to the loss: the sum of the penalties this balancer carries, 0 where it carries none.
+
+        Args:
+            scores: (..., E) as given to route.
+            routing: what route returned for them.
+            logits: (..., E) the router's, for penalties on logits (z_loss).
+            sequences: (...) which sequence each token belongs to, for penalties per sequence; by default the first of the
+                scores' leading dimensions.
+        """
+        total = scores.new_zeros((), dtype=torch.float32)
+        for penalty in self.penalties:
+            total = total + penalty(scores, routing, logits, sequences)
+        return total
+
+    def carry(self, *penalties: Penalty) -> Self:
+        """Add penalties to this balancer, and return it: DeepSeek-V3 runs a shift and a small sequence penalty together."""
+        for penalty in penalties:
+            penalty.build(self.num_experts)
+            self.penalties.append(penalty)
+        return self
 
     @torch.no_grad()
     def update(self, tally: Tally) -> None:
@@ -61,7 +102,11 @@ class Balancer(Precise, ABC):
                 "update() in evaluation: a balancer must not learn from evaluation batches. Call .train() first if this is "
                 "a training step"
             )
-        self._move(self._accept(tally))
+        tally = self._accept(tally)
+        self._move(tally)
+        for penalty in self.penalties:
+            assert isinstance(penalty, Penalty)
+            penalty.see(tally)
         self.steps += 1
 
     @abstractmethod

@@ -13,8 +13,9 @@ setting of the Kalman filter, whose gain is right when successive residuals are 
 residuals have lag-one correlation r, the right gain is g + r (docs/curvature.md). So the gain moves by a tenth of the
 correlation it sees, and needs to know neither the noise nor the drift.
 
-Newton is for the neighbourhood. Where loads are far off (or a single expert's is), the shift moves by the quantile rule
-instead, from a histogram of every `stride`-th token.
+Newton is for the neighbourhood. Where loads are far off (or a single expert's is), the shift moves to where the load is right
+along its own coordinate, read from a histogram of flip distances (flips.py). The same histogram bounds every Newton step by
+twice the tokens it is meant to flip, and stands in for the graph where too few tokens hesitate.
 
 Everything counted is a whole number that adds up; bandwidth, widths, gain and the averaged graph are state, frozen between
 updates. Nothing waits for the device.
@@ -26,11 +27,12 @@ import torch
 from torch import Tensor
 
 from equipoise.balancing.directions import Direction
-from equipoise.balancing.quantile import QuantileMove
+from equipoise.balancing.flips import FlipMove
 from equipoise.balancing.target import Target
 from equipoise.routing import Routing, Tally
 
 FIRST_BANDWIDTH = 2.0**-6
+FIRST_GAIN = 0.5
 _BOUNDARY = 0.1  # the share of tokens that should count as hesitating
 _BLURRED = 0.25  # the share at which the bandwidth is too wide to show a density
 _LEAST_BANDWIDTH, _MOST_BANDWIDTH = 1e-6, 1.0
@@ -39,107 +41,91 @@ _GAIN_RATE, _LEAST_GAIN = 0.1, 0.05
 _FAR = 0.3  # root mean square gap, relative to the target, beyond which the dual is not quadratic
 _FAR_ALONE = 0.5  # the same for one expert
 _SURE = 5.0  # standard deviations of sampling noise that no chance explains
-_PRIOR = 16.0  # boundary tokens per expert at which graph and mean field weigh the same
+_PRIOR = 16.0  # hesitating tokens of an expert at which graph and histogram weigh the same
+_LEEWAY = 4.0  # tokens a Newton step may flip beyond twice the number it is meant to
+_TINY = torch.finfo(torch.float64).tiny
 
 
 class CurvatureMove(Direction):
-    """Newton step with a self-tuned gain when near balance, quantile step when far."""
+    """Newton step with a self-tuned gain when near balance, flip step when far."""
 
-    moves_when_balanced = True  # while the bandwidth is still being found it moves by quantiles
+    moves_when_balanced = True  # while the bandwidth is still being found it moves by flips
     bandwidth: Tensor
     graph: Tensor
     seen: Tensor
+    batches: Tensor
     gain: Tensor
     usual: Tensor
     last_gap: Tensor
     last_step: Tensor
 
-    def __init__(self, stride: int = 8, bins: int = 512) -> None:
+    def __init__(self, stride: int | None = None, bins: int = 512) -> None:
         super().__init__()
-        if stride < 1:
-            raise ValueError(f"stride must be at least 1, not {stride}")
-        self.stride = stride
-        self.far = QuantileMove(bins, slack=4.0)  # to find, not to resolve: Newton does that
+        self.flips = FlipMove(stride, bins)
 
     def build(self, num_experts: int) -> None:
-        self.far.build(num_experts)
+        self.flips.build(num_experts)
         self.register_buffer("bandwidth", torch.tensor(FIRST_BANDWIDTH))
-        # sums over batches with weights 0.9, 0.81, ...: density of hesitating tokens per pair, and their number per expert
+        # sums over batches with weights 1, 0.9, 0.81, ...: boundary weights, hesitating tokens, and the weights themselves
         self.register_buffer("graph", torch.zeros(num_experts, num_experts))
-        self.register_buffer("seen", torch.zeros(2))
-        self.register_buffer("gain", torch.tensor(1.0))
+        self.register_buffer("seen", torch.zeros(num_experts))
+        self.register_buffer("batches", torch.tensor(0.0))
+        self.register_buffer("gain", torch.tensor(FIRST_GAIN))
         self.register_buffer("usual", torch.tensor(0.0))
         self.register_buffer("last_gap", torch.zeros(num_experts))
         self.register_buffer("last_step", torch.zeros(num_experts))
 
     def count(self, scores: Tensor, routing: Routing, shift: Tensor) -> dict[str, Tensor]:
-        return {"pairs": self._count_pairs(scores.shape[1], routing), **self._count_leads(scores, routing, shift)}
-
-    def _count_pairs(self, num_experts: int, routing: Routing) -> Tensor:
-        """W (E, E): tokens with K-th choice a and runner-up b, closer than the bandwidth."""
-        hesitates = routing.margin <= self.bandwidth.to(routing.margin.device)
-        if routing.mask is not None:
-            hesitates = hesitates & ~routing.mask
-        pair = routing.experts[:, -1] * num_experts + routing.runner_up
-        empty = torch.zeros(num_experts**2, dtype=torch.int64, device=pair.device)
-        return empty.scatter_add_(0, pair, hesitates.long()).view(num_experts, num_experts)
-
-    def _count_leads(self, scores: Tensor, routing: Routing, shift: Tensor) -> dict[str, Tensor]:
-        sample = slice(None, None, self.stride)
-        thinned = routing._replace(
-            runner_up=routing.runner_up[sample],
-            margin=routing.margin[sample],
-            mask=None if routing.mask is None else routing.mask[sample],
-            allowed=None if routing.allowed is None else routing.allowed[sample],
-        )
-        return self.far.count(scores[sample], thinned, shift)
+        pairs = count_pairs(routing, scores.shape[1], self.bandwidth.to(scores.device))
+        return {"pairs": pairs, **self.flips.count(scores, routing, shift)}
 
     def forward(self, tally: Tally, target: Target) -> Tensor:
         tokens = target.tokens(tally.loads)
         gap, want = target.gap(tally.loads) / tokens, target.loads(tally.loads.sum()) / tokens
-        noise = want * (1 - want).clamp_min(0) / tokens  # of gap, if tokens were independent
-        blurred = tally.parts["pairs"].sum() > _BLURRED * tokens
-        far = _is_far(gap, want, noise) | blurred
-        self._see_pairs(tally.parts["pairs"], tokens, forget=far.all())
+        noise = want * (1 - want).clamp_min(0) / tokens  # variance of gap, if tokens were independent
+        far = _is_far(gap, want, noise) | (tally.parts["pairs"].sum() > _BLURRED * tokens)
+        self._see(tally.parts["pairs"], tokens, forget=far.all())
         near_gap = _without(far, gap)
-        newton = self._newton(near_gap)
-        gain = self._next_gain(near_gap, newton, noise, far)
-        reach = self.far.width
-        step = torch.where(far, self.far(tally, target), (gain * newton).clamp(-reach, reach))
+        newton = self._newton(near_gap, self.flips.slope(tally, target))
+        step = self._next_gain(near_gap, newton, noise, far) * newton
+        reach = self.flips.reach(tally, self._degree() * step, _LEEWAY)
+        step = torch.where(far, self.flips(tally, target), step.clamp(-reach, reach))
         self._next_bandwidth(tally.parts["pairs"], tokens)
         return torch.where(tally.loads.sum() > 0, step, 0.0)
 
-    def _see_pairs(self, pairs: Tensor, tokens: Tensor, forget: Tensor) -> None:
+    def _see(self, pairs: Tensor, tokens: Tensor, forget: Tensor) -> None:
         """Average w = (W + W^T) / (2 h T), the boundary weights of Proposition 14. What was seen from afar is forgotten."""
         memory = torch.where(forget, 0.0, _MEMORY)
-        density = (pairs + pairs.T) / (2 * self.bandwidth.double() * tokens)
-        self.graph.mul_(memory).add_(density.to(self.graph.dtype))
-        per_expert = 2 * pairs.sum() / pairs.shape[0]
-        self.seen.mul_(memory).add_(torch.stack((torch.ones_like(per_expert), per_expert)))
+        both = pairs + pairs.T
+        self.graph.mul_(memory).add_(both / (2 * self.bandwidth.double() * tokens))
+        self.seen.mul_(memory).add_(both.sum(1))
+        self.batches.mul_(memory).add_(1.0)
 
-    def _newton(self, gap: Tensor) -> Tensor:
+    def _degree(self) -> Tensor:
+        """(E,): the share of tokens an expert gains per unit of its own shift, as the graph has it."""
+        return self.graph.double().sum(1) / self.batches
+
+    def _newton(self, gap: Tensor, slope: Tensor) -> Tensor:
         """Solve Laplacian(w) d = gap.
 
-        Few tokens leave a ragged, perhaps disconnected graph. So it is mixed with its mean field, the complete graph with the
-        same degrees, w_kl ~ d_k d_l / sum(d): all of it without tokens, half at 16 per expert. A ridge of a thousandth
-        of the mean degree keeps experts without any boundary finite; the step's bound does the rest.
+        Few hesitating tokens leave a ragged, perhaps disconnected graph. So each edge is mixed with that of the complete
+        graph whose degrees are the histogram's slopes, w_kl = s_k s_l / sum(s): all of it without tokens, half where the
+        poorer expert of the two has seen 16. A ridge of a millionth keeps the constant, which changes nothing, finite.
         """
-        graph = self.graph.double() / self.seen[0].double()
+        graph = self.graph.double() / self.batches
+        prior = _PRIOR / (_PRIOR + torch.minimum(self.seen, self.seen.unsqueeze(1)).double())
+        graph = (1 - prior) * graph + prior * torch.outer(slope, slope) / slope.sum().clamp_min(_TINY)
         degree = graph.sum(1)
-        total = degree.sum().clamp_min(torch.finfo(torch.float64).tiny)
-        prior = _PRIOR / (_PRIOR + self.seen[1].double())
-        graph = (1 - prior) * graph + prior * torch.outer(degree, degree) / total
-        laplacian = torch.diag(graph.sum(1) + 1e-3 * total / len(degree)) - graph
+        laplacian = torch.diag(degree + 1e-6 * degree.mean().clamp_min(_TINY)) - graph
         solution = torch.linalg.solve_ex(laplacian, gap).result
         return torch.where(torch.isfinite(solution).all(), solution - solution.mean(), 0.0)
 
     def _next_gain(self, gap: Tensor, newton: Tensor, noise: Tensor, far: Tensor) -> Tensor:
         """The gain for this step; the lasting one moves by the correlation of this residual with the last."""
         size = (gap * newton).sum().clamp_min(0)
-        last_gap, last_step = self.last_gap.double(), self.last_step.double()
-        last_size = (last_gap * last_step).sum().clamp_min(0)
-        correlation = (gap * last_step).sum() / (size * last_size).sqrt()
-        comparable = (size > 0) & (last_size > 0) & ~far.all()
+        last_size = (self.last_gap.double() * self.last_step).sum().clamp_min(0)
+        comparable = (size > 0) & (last_size > 0)
+        correlation = (gap * self.last_step).sum() / (size * last_size).sqrt()
         lasting = (self.gain + _GAIN_RATE * correlation).clamp(_LEAST_GAIN, 1.0)
         self.gain.copy_(torch.where(comparable, lasting, self.gain))
         self.last_gap.copy_(gap)
@@ -148,12 +134,12 @@ class CurvatureMove(Direction):
 
     def _surprise(self, gap: Tensor, noise: Tensor, far: Tensor) -> Tensor:
         """A gain for this step alone, where the residual is far larger than usual: something happened."""
-        ratio = gap.square().sum() / noise.sum().clamp_min(torch.finfo(torch.float64).tiny)
+        ratio = gap.square().sum() / noise.sum().clamp_min(_TINY)
         usual = torch.where(self.usual > 0, self.usual.double(), ratio)
         spread = 1 + 4 * (2 / max(len(gap) - 1, 1)) ** 0.5  # four standard deviations of a chi-square of E - 1
         seen = _MEMORY * usual + (1 - _MEMORY) * torch.minimum(ratio, 4 * usual)
         self.usual.copy_(torch.where(far.all(), self.usual, seen))
-        return (1 - spread * usual / ratio.clamp_min(torch.finfo(torch.float64).tiny)).clamp(0.0, 1.0)
+        return (1 - spread * usual / ratio.clamp_min(_TINY)).clamp(0.0, 1.0)
 
     def _next_bandwidth(self, pairs: Tensor, tokens: Tensor) -> None:
         """Margins are evenly spread near 0, so the share within a bandwidth is proportional to it."""
@@ -161,8 +147,15 @@ class CurvatureMove(Direction):
         factor = (_BOUNDARY / share.clamp_min(1e-9)).clamp_max(16.0)
         self.bandwidth.copy_((self.bandwidth * factor).clamp(_LEAST_BANDWIDTH, _MOST_BANDWIDTH))
 
-    def extra_repr(self) -> str:
-        return f"stride={self.stride}"
+
+def count_pairs(routing: Routing, num_experts: int, bandwidth: Tensor) -> Tensor:
+    """W (E, E) int64: tokens with K-th choice a and runner-up b whose margin is within the bandwidth."""
+    hesitates = routing.margin <= bandwidth
+    if routing.mask is not None:
+        hesitates = hesitates & ~routing.mask
+    pair = routing.experts[:, -1] * num_experts + routing.runner_up
+    empty = torch.zeros(num_experts**2, dtype=torch.int64, device=pair.device)
+    return empty.scatter_add_(0, pair, hesitates.long()).view(num_experts, num_experts)
 
 
 def _is_far(gap: Tensor, want: Tensor, noise: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from equipoise.balancing.curvature import CurvatureMove
 from equipoise.balancing.directions import LoadGap
 from equipoise.balancing.dual import Dual
 from equipoise.balancing.geometry import hypentropy
+from equipoise.balancing.penalties import AuxiliaryLoss, ZLoss
 from equipoise.balancing.quantile import QuantileMove
 from equipoise.balancing.rules import EMA, AdaGrad, Center, Scale, Sign, Tanh
 
@@ -99,9 +100,21 @@ def quantile(num_experts: int, top_k: int, *, ema: float = 0.0, bins: int = 512,
     return Dual(num_experts, top_k, QuantileMove(bins), [Center(), Scale(1 - ema)], target=target)
 
 
-def curvature(num_experts: int, top_k: int, *, stride: int = 8, target: Weights = None) -> Dual:
+def curvature(num_experts: int, top_k: int, *, stride: int | None = None, target: Weights = None) -> Dual:
     """p += gain * (Newton step on the dual), centred; the gain finds itself. Equipoise's own: docs/curvature.md."""
     return Dual(num_experts, top_k, CurvatureMove(stride), [Center()], target=target)
+
+
+def aux(
+    num_experts: int, top_k: int, *, coefficient: float = 1e-3, scope: str = "batch", target: Weights = None
+) -> Balancer:
+    """No shift: coefficient * sum_k f_k P_k is added to the loss (Switch, GShard; Qwen3 with scope "global")."""
+    return none(num_experts, top_k, target=target).carry(AuxiliaryLoss(coefficient, scope, target))
+
+
+def z_loss(num_experts: int, top_k: int, *, coefficient: float = 1e-3, target: Weights = None) -> Balancer:
+    """No shift: coefficient * mean (logsumexp of the logits)^2 is added to the loss (ST-MoE). Stabilises, does not balance."""
+    return none(num_experts, top_k, target=target).carry(ZLoss(coefficient))
 
 
 PRESETS: dict[str, Callable[..., Balancer]] = {
@@ -118,6 +131,8 @@ PRESETS: dict[str, Callable[..., Balancer]] = {
         adagrad,
         quantile,
         curvature,
+        aux,
+        z_loss,
     )
 }
 

@@ -37,42 +37,51 @@ class QuantileMove(Direction):
     """The move to each expert's own quantile, from a histogram. Within one bin of `exact_quantile_move`."""
 
     moves_when_balanced = True  # balanced loads have a lead of 0 somewhere between two tokens, not in the middle
+    part = "leads"
+    """its name in the tally"""
     width: Tensor
 
     def __init__(self, bins: int = 512, slack: float = 1.0) -> None:
         """`slack`: how many times wider than needed the bins reach; more finds what jumped, less resolves finer."""
         super().__init__()
-        if bins < 2:
-            raise ValueError(f"a histogram needs at least 2 bins, not {bins}")
+        if bins < 2 or bins % 2:
+            raise ValueError(f"a histogram needs an even number of bins, at least 2, so that 0 is an edge: not {bins}")
         self.bins = bins
         self.slack = slack
 
     def build(self, num_experts: int) -> None:
         self.register_buffer("width", torch.full((num_experts,), FIRST_WIDTH))
 
+    @staticmethod
+    def distance(scores: Tensor, routing: Routing, shift: Tensor) -> Tensor:
+        """(T, E): what is sorted."""
+        return leads(scores, routing, shift)
+
     def count(self, scores: Tensor, routing: Routing, shift: Tensor) -> dict[str, Tensor]:
         """The histogram (E, bins + 2): below, the bins, above."""
-        lead = leads(scores, routing, shift)
-        place = (lead / self.width.to(scores.device) + 1) * (self.bins / 2) + 1
+        distance = self.distance(scores, routing, shift)
+        place = (distance / self.width.to(scores.device) + 1) * (self.bins / 2) + 1
         place = place.clamp(0, self.bins + 1).to(torch.int64)  # floor, since nothing is negative after the clamp
         num_experts = scores.shape[1]
         place = place + torch.arange(num_experts, device=scores.device) * (self.bins + 2)
         counted = _counted(routing).to(torch.int64).unsqueeze(1).expand_as(place)
         empty = torch.zeros(num_experts * (self.bins + 2), dtype=torch.int64, device=scores.device)
-        return {"leads": empty.scatter_add_(0, place.flatten(), counted.flatten()).view(num_experts, -1)}
+        return {self.part: empty.scatter_add_(0, place.flatten(), counted.flatten()).view(num_experts, -1)}
 
     def forward(self, tally: Tally, target: Target) -> Tensor:
-        histogram = tally.parts["leads"]
+        histogram = tally.parts[self.part]
         tokens = histogram.sum(1)  # the same for every expert
         want = target.loads(tokens * target.top_k)
-        middle = (self._lead_of_rank(histogram, want.ceil()) + self._lead_of_rank(histogram, want.floor() + 1)) / 2
+        middle = (
+            self.distance_of_rank(histogram, want.ceil()) + self.distance_of_rank(histogram, want.floor() + 1)
+        ) / 2
         some = tokens > 0
         width = self._next_width(histogram, want, middle)
         self.width.copy_(torch.where(some, width, self.width))
         return torch.where(some, -middle, 0.0)
 
-    def _lead_of_rank(self, histogram: Tensor, rank: Tensor) -> Tensor:
-        """(E,): the rank-th largest lead of each expert, interpolated within its bin."""
+    def distance_of_rank(self, histogram: Tensor, rank: Tensor) -> Tensor:
+        """(E,): the rank-th largest of each expert, interpolated within its bin."""
         at_least = histogram.flip(1).cumsum(1).flip(1)  # tokens in this bin or above
         rank = torch.minimum(rank.clamp_min(1), at_least[:, 0])
         bin_ = (at_least >= rank.unsqueeze(1)).sum(1, keepdim=True) - 1
@@ -83,8 +92,8 @@ class QuantileMove(Direction):
         return (edge.squeeze(1).clamp(-1.0, 1.0)) * self.width
 
     def _next_width(self, histogram: Tensor, want: Tensor, middle: Tensor) -> Tensor:
-        top = self._lead_of_rank(histogram, want / _REACH)
-        bottom = self._lead_of_rank(histogram, want * _REACH)
+        top = self.distance_of_rank(histogram, want / _REACH)
+        bottom = self.distance_of_rank(histogram, want * _REACH)
         bin_width = 2 * self.width / self.bins
         covering = torch.maximum(top - middle, middle - bottom) + 2 * bin_width
         outside = middle.abs() >= self.width - bin_width

@@ -1,0 +1,82 @@
+"""Flips: how far an expert's shift must move before a token takes it, or leaves it.
+
+    x_ik = gamma_ik + p_k - (the (K+1)-th largest of gamma_i + p)    if token i chose k: positive, k can fall by that much
+    x_ik = gamma_ik + p_k - (the K-th largest)                       if it did not: negative, k must rise by that much
+
+So if expert k's shift alone moves by s, exactly the tokens with x_ik > -s choose it: its load along its own coordinate is
+known for every s, and -(the middle between the L_k-th and the (L_k + 1)-th largest x_ik) makes it right. That is an exact
+minimisation of the dual f(p) over one p_k. Kimi's quantile rule (quantile.py) measures from the (K+1)-th throughout, which
+keeps token prices fixed; a runner-up then has distance 0 however far it is from being chosen, and moves are timid.
+
+Counted as a histogram, on every `stride`-th token: by default as many as leave 64 choices per expert, at most every 8th. The
+tally of a batch cut into micro-batches is that of the whole if cuts fall between strides.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from equipoise.balancing.quantile import QuantileMove, leads
+from equipoise.balancing.target import Target
+from equipoise.routing import Routing, Tally
+
+_SLACK = 4.0  # bins reach four times as far as quantile's: to find what jumped, Newton resolves the rest
+_SAMPLE, _MOST_STRIDE = 64, 8
+
+
+class FlipMove(QuantileMove):
+    """The move that makes each load right along its own coordinate, from a histogram of flip distances."""
+
+    part = "flips"
+
+    def __init__(self, stride: int | None = None, bins: int = 512) -> None:
+        super().__init__(bins, slack=_SLACK)
+        if stride is not None and stride < 1:
+            raise ValueError(f"stride must be at least 1, not {stride}")
+        self.stride = stride
+
+    @staticmethod
+    def distance(scores: Tensor, routing: Routing, shift: Tensor) -> Tensor:
+        lead = leads(scores, routing, shift)
+        return torch.where(lead > 0, lead, lead - routing.margin.unsqueeze(1))
+
+    def count(self, scores: Tensor, routing: Routing, shift: Tensor) -> dict[str, Tensor]:
+        stride = self.stride or default_stride(scores.shape[0], routing.experts.shape[1], scores.shape[1])
+        every = slice(None, None, stride)
+        sample = routing._replace(
+            runner_up=routing.runner_up[every],
+            margin=routing.margin[every],
+            mask=None if routing.mask is None else routing.mask[every],
+            allowed=None if routing.allowed is None else routing.allowed[every],
+        )
+        return super().count(scores[every], sample, shift)
+
+    def slope(self, tally: Tally, target: Target) -> Tensor:
+        """(E,): the share of tokens an expert gains per unit of its own shift, between half and twice its target load.
+
+        Ranks fall off exponentially there, rank(x) = L exp(-x / s), so that the slope at L is L log(4) / (x(L/2) - x(2L)).
+        """
+        histogram = tally.parts[self.part]
+        want = target.loads(histogram.sum(1) * target.top_k)
+        across = self.distance_of_rank(histogram, want / 2) - self.distance_of_rank(histogram, want * 2)
+        share = target.loads(torch.as_tensor(float(target.top_k), device=want.device))
+        return math.log(4) * share / across.clamp_min(2 * self.width / self.bins)
+
+    def reach(self, tally: Tally, flipped: Tensor, leeway: float) -> Tensor:
+        """(E,): how far each shift must move to flip twice the share `flipped` of tokens, and `leeway` tokens more."""
+        histogram = tally.parts[self.part]
+        chosen = histogram[:, self.bins // 2 + 1 :].sum(1)
+        more = 2 * flipped.abs() * histogram.sum(1) + leeway
+        rank = torch.where(flipped > 0, chosen + more, chosen + 1 - more)
+        return self.distance_of_rank(histogram, rank).abs()
+
+    def extra_repr(self) -> str:
+        return f"stride={self.stride or 'auto'}"
+
+
+def default_stride(num_tokens: int, top_k: int, num_experts: int) -> int:
+    """Every n-th token, so that about 64 choices per expert are seen; n from 1 to 8."""
+    return max(1, min(_MOST_STRIDE, num_tokens * top_k // (num_experts * _SAMPLE)))
