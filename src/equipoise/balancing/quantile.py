@@ -29,7 +29,7 @@ from equipoise.routing import Routing, Tally
 
 FIRST_WIDTH = 1.0
 _GROWTH = 4.0  # of the width, where the quantile fell outside it
-_LEAST_WIDTH, _MOST_WIDTH = 1e-6, 64.0
+_LEAST_WIDTH, _MOST_WIDTH = 1e-6, 16.0
 _REACH = 4.0  # bins cover the ranks from L / 4 to 4 L
 
 
@@ -104,13 +104,19 @@ class QuantileMove(Direction):
 
 
 def leads(scores: Tensor, routing: Routing, shift: Tensor) -> Tensor:
-    """x_ik = gamma_ik + p_k - y_i, (T, E): how far an expert lies above the token's runner-up. -inf in forbidden groups."""
+    """x_ik = gamma_ik + p_k - y_i, (T, E): how far an expert lies above the token's runner-up.
+
+    With groups, an expert is no closer to being chosen than its group is to being allowed, and no safer than its group is.
+    """
     shifted = scores + shift
     lead = shifted - shifted.gather(1, routing.runner_up.unsqueeze(1))
-    if routing.allowed is None:
-        return lead
-    by_group = lead.unflatten(1, (routing.allowed.shape[1], -1))
-    return by_group.masked_fill(~routing.allowed.unsqueeze(2), -torch.inf).flatten(1)
+    return lead if routing.group_margin is None else within_groups(lead, routing.group_margin)
+
+
+def within_groups(distance: Tensor, group_margin: Tensor) -> Tensor:
+    """The lesser of an expert's own distance (T, E) and its group's (T, G)."""
+    by_group = distance.unflatten(1, (group_margin.shape[1], -1))
+    return torch.minimum(by_group, group_margin.unsqueeze(2)).flatten(1)
 
 
 def exact_quantile_move(scores: Tensor, routing: Routing, shift: Tensor, target: Target) -> Tensor:

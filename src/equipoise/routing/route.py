@@ -51,6 +51,8 @@ class Routing(NamedTuple):
     """(T,) bool, True for padding; None where there is none"""
     allowed: Tensor | None
     """(T, G) bool: the groups each token could choose from; None without groups"""
+    group_margin: Tensor | None
+    """(T, G): how far a group's worth lies above the best one left out (if allowed) or below the worst one kept (if not)"""
 
 
 def route(
@@ -86,7 +88,9 @@ def route(
     scores = scores.flatten(0, -2)
     mask = None if mask is None else mask.flatten()
     ranked = (scores if choose_by is None else choose_by.flatten(0, -2)).detach()
-    open_to_choice, allowed = (ranked, None) if groups is None else _limit_to_groups(ranked, groups)
+    open_to_choice, allowed, group_margin = (
+        (ranked, None, None) if groups is None else _limit_to_groups(ranked, groups)
+    )
 
     experts, runner_up, margin, kth = _choose(open_to_choice, top_k)
     if scores_are_checked(scores):
@@ -101,7 +105,7 @@ def route(
     if scale != 1.0:
         gates = gates * scale
     loads = _count(experts, scores.shape[1], mask)
-    return Routing(experts, gates, loads, runner_up, margin, mask, allowed)
+    return Routing(experts, gates, loads, runner_up, margin, mask, allowed, group_margin)
 
 
 def _choose(ranked: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -114,13 +118,15 @@ def _choose(ranked: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]
     return order[:, :top_k], order[:, top_k], kth - values[:, top_k], kth
 
 
-def _limit_to_groups(ranked: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
+def _limit_to_groups(ranked: Tensor, groups: Groups) -> tuple[Tensor, Tensor, Tensor]:
     """-inf outside each token's best groups. With 0, a negative shifted score would lose to a forbidden expert."""
     by_group = ranked.unflatten(1, (groups.number, -1))
     worth = by_group.topk(min(2, by_group.shape[2]), dim=2).values.sum(2)
-    best = worth.topk(groups.keep, dim=1, sorted=False).indices
-    allowed = torch.zeros_like(worth, dtype=torch.bool).scatter_(1, best, True)
-    return by_group.masked_fill(~allowed.unsqueeze(2), -torch.inf).flatten(1), allowed
+    values, order = worth.topk(min(groups.keep + 1, groups.number), dim=1)
+    allowed = torch.zeros_like(worth, dtype=torch.bool).scatter_(1, order[:, : groups.keep], True)
+    left_out = values[:, groups.keep :] if groups.keep < groups.number else worth.new_full((len(worth), 1), -torch.inf)
+    margin = worth - torch.where(allowed, left_out, values[:, groups.keep - 1 : groups.keep])
+    return by_group.masked_fill(~allowed.unsqueeze(2), -torch.inf).flatten(1), allowed, margin
 
 
 def _count(experts: Tensor, num_experts: int, mask: Tensor | None) -> Tensor:

@@ -1,0 +1,135 @@
+"""Router: from hidden states to a routing, with its balancer, and with a look ahead if wanted.
+
+    logits = hidden @ weight^T          in float32, whatever the model's dtype
+    scores = softmax(logits)            or sigmoid, sqrt_softplus
+    routing = balancer.route(scores)
+
+**Looking ahead.** Every rule sets the shift for the next batch from the scores of the last one; but between the two the
+optimizer moves the router's weights, and early in training that moves the experts' common scores further than tokens differ.
+With `look_ahead=N`, a forward in training also returns a sample of at most N of the router's inputs. After the optimizer's step
+
+    optimizer.step()
+    balancer.update(router.fresh_tally(sample))         instead of balancer.update(tally)
+
+scores the sample with the weights as they now are: one small matrix product and no second forward. Samples of micro-batches add
+up like tallies, and fresh tallies are reduced over ranks like others. It costs N * hidden_size numbers of memory per layer and
+micro-batch. What it does not see is that the layers below have moved too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from equipoise.balancing import Balancer
+from equipoise.routing import Groups, Routing, Tally, score_function
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Some of a router's inputs, kept to be scored again. `sample_a + sample_b` holds both."""
+
+    hidden: Tensor
+    """(N, D), detached"""
+    padding: Tensor
+    """(N,) bool"""
+
+    def __add__(self, other: Sample | Literal[0]) -> Sample:
+        if isinstance(other, int) and other == 0:
+            return self  # the start of sum()
+        if not isinstance(other, Sample):
+            return NotImplemented
+        return Sample(torch.cat((self.hidden, other.hidden)), torch.cat((self.padding, other.padding)))
+
+    __radd__ = __add__
+
+
+class Routed(NamedTuple):
+    """What a router returns."""
+
+    routing: Routing
+    tally: Tally
+    penalty: Tensor
+    sample: Sample | None
+    """inputs to score again after the optimizer's step; None unless looking ahead, and in evaluation"""
+
+
+class Router(nn.Module):
+    """A linear gate, a score function and a balancer.
+
+    Args:
+        hidden_size: D.
+        balancer: holds the number of experts and top_k too.
+        score: "softmax", "sigmoid" or "sqrt_softplus".
+        groups: (number, keep) for group-limited routing.
+        renormalize: divide a token's gates by their sum.
+        scale: multiply the gates.
+        look_ahead: how many inputs of a forward to keep for `fresh_tally`; 0 keeps none.
+        init_std: of the gate's weights.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        balancer: Balancer,
+        *,
+        score: str = "softmax",
+        groups: Groups | tuple[int, int] | None = None,
+        renormalize: bool = False,
+        scale: float = 1.0,
+        look_ahead: int = 0,
+        init_std: float = 0.006,
+    ) -> None:
+        super().__init__()
+        if look_ahead < 0:
+            raise ValueError(f"look_ahead is a number of tokens, not {look_ahead}")
+        score_function(score)  # a wrong name is told here and not in the first forward
+        self.balancer = balancer
+        self.score = score
+        self.groups = groups
+        self.renormalize = renormalize
+        self.scale = scale
+        self.look_ahead = look_ahead
+        self.weight = nn.Parameter(torch.empty(balancer.num_experts, hidden_size))
+        nn.init.normal_(self.weight, std=init_std)
+
+    def forward(self, hidden: Tensor, mask: Tensor | None = None, sequences: Tensor | None = None) -> Routed:
+        """Route hidden (..., D). mask (...) is True where a token is padding; sequences (...) names each token's sequence."""
+        logits = self._logits(hidden, self.weight)
+        scores = score_function(self.score)(logits)
+        routing = self._route(scores, mask)
+        tally = self.balancer.tally(scores, routing)
+        penalty = self.balancer.penalty(scores, routing, logits, sequences)
+        return Routed(routing, tally, penalty, self._sample(hidden, mask) if self.training else None)
+
+    @torch.no_grad()
+    def fresh_tally(self, sample: Sample) -> Tally:
+        """The tally of a sample's tokens under the weights as they are now. Under FSDP2 every rank must call it."""
+        weight = self.weight
+        if hasattr(weight, "full_tensor"):  # FSDP2 holds a shard of it outside of forward
+            weight = weight.full_tensor()
+        scores = score_function(self.score)(self._logits(sample.hidden, weight))
+        return self.balancer.tally(scores, self._route(scores, sample.padding))
+
+    def _route(self, scores: Tensor, mask: Tensor | None) -> Routing:
+        options = {"groups": self.groups, "renormalize": self.renormalize, "scale": self.scale}
+        return self.balancer.route(scores, mask=mask, **options)
+
+    def _logits(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        with torch.autocast(hidden.device.type, enabled=False):  # autocast would choose experts in bf16
+            return F.linear(hidden.float(), weight.float())
+
+    def _sample(self, hidden: Tensor, mask: Tensor | None) -> Sample | None:
+        if self.look_ahead == 0:
+            return None
+        flat = hidden.detach().flatten(0, -2)
+        every = slice(None, None, max(1, -(-len(flat) // self.look_ahead)))  # evenly over the batch, at most look_ahead
+        padding = torch.zeros(len(flat), dtype=torch.bool, device=flat.device) if mask is None else mask.flatten()
+        return Sample(flat[every].clone(), padding[every].clone())
+
+    def extra_repr(self) -> str:
+        return f"score={self.score!r}, groups={self.groups}, look_ahead={self.look_ahead}"

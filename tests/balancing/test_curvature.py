@@ -1,0 +1,186 @@
+"""The curvature rule: what it counts, what it solves, and that nothing makes it lose its footing."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import equipoise
+from equipoise.arena.replay import replay
+from equipoise.arena.streams import DriftingLogits, sampling_floor
+from equipoise.balancing.curvature import CurvatureMove, count_pairs
+from equipoise.balancing.flips import FlipMove, default_stride
+from equipoise.routing import route
+
+
+def batch(num_tokens, num_experts, seed=0, skew=0.7):
+    dice = torch.Generator().manual_seed(seed)
+    return (
+        torch.randn(num_tokens, num_experts, generator=dice) + skew * torch.randn(num_experts, generator=dice)
+    ).softmax(-1)
+
+
+@settings(max_examples=80, deadline=None)
+@given(seed=st.integers(0, 2**20), top_k=st.integers(1, 5), expert=st.integers(0, 5), move=st.floats(-0.5, 0.5))
+def test_flips_tell_the_load_along_a_coordinate(seed, top_k, expert, move):
+    """If one shift moves by s, exactly the tokens with a flip distance above -s take that expert."""
+    scores = batch(60, 6, seed).double()
+    shift = 0.1 * torch.randn(6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    routing = route(scores, top_k, choose_by=scores + shift)
+    distance = FlipMove.distance(scores, routing, shift)[:, expert]
+    if (distance + move).abs().min() < 1e-9:
+        return  # a tie
+    moved = shift.clone()
+    moved[expert] += move
+    assert route(scores, top_k, choose_by=scores + moved).loads[expert] == (distance > -move).sum()
+
+
+def test_pairs_are_counted():
+    scores = batch(300, 6)
+    mask = torch.arange(300) % 4 == 0
+    routing = route(scores, 2, mask=mask)
+    expected = torch.zeros(6, 6, dtype=torch.int64)
+    for token in range(300):
+        order = scores[token].argsort(descending=True)
+        if not mask[token] and scores[token, order[1]] - scores[token, order[2]] <= 0.05:
+            expected[order[1], order[2]] += 1
+    assert torch.equal(count_pairs(routing, 6, torch.tensor(0.05)), expected)
+
+
+@pytest.mark.parametrize(("num_experts", "top_k"), [(5, 1), (5, 3), (12, 4)])
+def test_uniform_scores_have_the_known_graph(num_experts, top_k):
+    """i.i.d. uniform scores at shift 0 have w_kl = 1/(E - 1) for every K: the paper's w, known exactly."""
+    num_tokens, bandwidth = 400_000, torch.tensor(0.003)
+    scores = torch.rand(num_tokens, num_experts, generator=torch.Generator().manual_seed(0))
+    pairs = count_pairs(route(scores, top_k), num_experts, bandwidth)
+    weights = (pairs + pairs.T) / (2 * bandwidth * num_tokens)
+    off_diagonal = weights[~torch.eye(num_experts, dtype=torch.bool)]
+    assert float(off_diagonal.mean()) == pytest.approx(1 / (num_experts - 1), rel=0.05)
+    assert not weights.diag().any()
+
+
+def test_newton_solves_the_laplacian():
+    move = CurvatureMove()
+    move.build(6)
+    half = torch.rand(6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    graph = (half + half.T).fill_diagonal_(0)
+    move.graph.copy_(graph)
+    move.batches.fill_(1.0)
+    move.seen.fill_(1e9)  # so many tokens that the prior weighs nothing
+    gap = torch.tensor([1.0, -2.0, 0.5, 0.5, 1.0, -1.0], dtype=torch.float64)
+    expected = torch.linalg.pinv(torch.diag(graph.sum(1)) - graph) @ gap
+    torch.testing.assert_close(move._newton(gap, torch.ones(6, dtype=torch.float64)), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_two_components_are_bridged():
+    """Without an edge between two halves their gap cannot be closed by the graph alone: the prior joins them."""
+    move = CurvatureMove()
+    move.build(4)
+    move.graph[0, 1] = move.graph[1, 0] = move.graph[2, 3] = move.graph[3, 2] = 1.0
+    move.batches.fill_(1.0)
+    move.seen.fill_(100.0)
+    step = move._newton(torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64), torch.ones(4, dtype=torch.float64))
+    assert torch.isfinite(step).all()
+    assert step[0] == pytest.approx(float(step[1]))
+    assert step[0] > 0 > step[2]
+
+
+@pytest.mark.parametrize(("drift", "low", "high"), [(0.0, 0.05, 0.3), (0.03, 0.4, 1.0)])
+def test_the_gain_finds_itself(drift, low, high):
+    balancer = equipoise.balancer("curvature", 16, top_k=2)
+    for _ in replay(DriftingLogits(2048, 16, steps=60, drift=drift), balancer):
+        pass
+    assert low <= float(balancer.direction.gain) <= high
+
+
+@pytest.mark.parametrize(("stream", "most"), [({}, 0.92), ({"drift": 0.03}, 0.97), ({"swap_at": 50}, 1.0)])
+def test_it_beats_quantile(stream, most):
+    """The small, seeded form of benchmarks/bench_curvature.py."""
+    batches = list(DriftingLogits(2048, 16, steps=70, seed=3, **stream))
+    final = {}
+    for name in ("quantile", "curvature"):
+        history = list(replay(batches, equipoise.balancer(name, 16, top_k=2)))
+        final[name] = sum(measured["imbalance"] for measured in history[-30:]) / 30
+    assert final["curvature"] <= most * final["quantile"]
+    if not stream:
+        assert final["curvature"] <= 1.1 * sampling_floor(2048, 16, 2)
+        assert min(measured["imbalance"] for measured in history[:6]) <= 2 * sampling_floor(2048, 16, 2)
+
+
+def disliked(scores):
+    """Three experts nobody likes: their scores are thousands of times below the others."""
+    scores = scores.clone()
+    scores[:, :3] *= 1e-4
+    return scores / scores.sum(1, keepdim=True)
+
+
+def two_worlds(scores):
+    """Half of the tokens like only the first half of the experts, the others the second: a disconnected graph."""
+    world = (torch.arange(len(scores)) % 2).unsqueeze(1)
+    half = (torch.arange(scores.shape[1]) >= scores.shape[1] // 2).long()
+    return torch.where(world == half, scores, scores * 1e-12)
+
+
+HARD = {
+    "few tokens": (24, 16, 3, {}, None),
+    "fewer tokens than experts": (8, 16, 3, {}, None),
+    "one token": (1, 16, 3, {}, None),
+    "dead experts": (512, 16, 3, {}, disliked),
+    "disconnected": (512, 16, 3, {}, two_worlds),
+    "many experts": (512, 896, 16, {}, None),
+    "groups": (512, 16, 3, {"groups": (4, 2)}, None),
+    "padding": (512, 16, 3, {"mask": torch.arange(512) % 3 == 0}, None),
+    "all tokens alike": (512, 16, 3, {}, lambda scores: scores[:1].expand(512, -1).contiguous()),
+}
+
+
+@pytest.mark.parametrize("case", HARD)
+def test_nothing_unsettles_it(case):
+    num_tokens, num_experts, top_k, options, change = HARD[case]
+    balancer = equipoise.balancer("curvature", num_experts, top_k=top_k)
+    none = equipoise.balancer("none", num_experts, top_k=top_k)
+    imbalance = {"none": 0.0, "curvature": 0.0}
+    for step in range(20):
+        scores = batch(num_tokens, num_experts, seed=1000 + step, skew=0.0)
+        scores = scores * torch.linspace(0.5, 2, num_experts)
+        scores = change(scores) if change else scores
+        before, width = balancer.shift.clone(), balancer.direction.flips.width.max().clone()
+        routing = balancer.route(scores, **options)
+        balancer.update(balancer.tally(scores, routing))
+        assert all(torch.isfinite(buffer).all() for buffer in balancer.buffers())
+        assert (balancer.shift - before).abs().max() <= 2 * width
+        if step >= 12:
+            imbalance["curvature"] += float(equipoise.metrics(routing.loads)["imbalance"])
+            imbalance["none"] += float(equipoise.metrics(none.route(scores, **options).loads)["imbalance"])
+    assert balancer.shift.abs().max() < 2  # scores are within 1 of each other
+    if case not in ("one token", "fewer tokens than experts", "all tokens alike"):  # no shift balances these
+        assert imbalance["curvature"] < imbalance["none"]
+
+
+def test_unequal_targets_are_approached():
+    weights = [3.0] * 4 + [1.0] * 12
+    balancer = equipoise.balancer("curvature", 16, top_k=3, target=weights)
+    history = [
+        float(equipoise.metrics(step_of(balancer, batch(2048, 16, seed=seed, skew=0.0)), target=weights)["imbalance"])
+        for seed in range(20)
+    ]
+    assert sum(history[-5:]) < 0.5 * sum(history[:1]) * 5
+
+
+def step_of(balancer, scores):
+    routing = balancer.route(scores)
+    balancer.update(balancer.tally(scores, routing))
+    return routing.loads
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "top_k", "num_experts", "stride"),
+    [(16_384, 6, 64, 8), (128, 6, 64, 1), (8192, 16, 896, 2), (0, 1, 4, 1)],
+)
+def test_strides_leave_enough(num_tokens, top_k, num_experts, stride):
+    assert default_stride(num_tokens, top_k, num_experts) == stride
+
+
+def test_bad_strides_are_refused():
+    with pytest.raises(ValueError, match="stride must be at least 1"):
+        equipoise.balancer("curvature", 8, top_k=2, stride=0)
