@@ -23,6 +23,8 @@ class Row:
     samples: bool = False
     """part of its tally looks at every 8th token of a forward: cuts must fall between eights, and padding takes places.
     Without the option `stride` all its laws hold up to 128 choices per expert and forward"""
+    solves: bool = False
+    """a sum over experts in another order rounds otherwise, in the last digit"""
     moves: bool = True
     """whether unbalanced loads move its shift"""
 
@@ -49,11 +51,13 @@ ROWS = [
     Row("adagrad"),
     Row("quantile", moves_when_balanced=True),
     Row("quantile", {"ema": 0.5, "target": UNEQUAL}, moves_when_balanced=True),
-    Row("curvature", {"stride": 8}, moves_when_balanced=True, samples=True),
+    Row("curvature", {"stride": 8}, moves_when_balanced=True, samples=True, solves=True),
     Row("aux", moves=False),
     Row("aux", {"scope": "global", "target": UNEQUAL}, moves=False),
     Row("z_loss", moves=False),
-    Row("curvature", {"target": UNEQUAL}, moves_when_balanced=True),  # so few tokens that it looks at every one
+    Row(
+        "curvature", {"target": UNEQUAL}, moves_when_balanced=True, solves=True
+    ),  # so few tokens that it looks at every one
 ]
 
 

@@ -15,4 +15,5 @@ def test_relabelled_targets_relabel_shifts():
             scores = exact_scores(seed=seed)
             balancer.update(forward(balancer, scores)[1])
             relabelled.update(forward(relabelled, scores[:, order])[1])
-        assert torch.equal(relabelled.shift, balancer.shift[order]), name
+        tolerance = 1e-7 if name == "curvature" else 0  # its solve sums over experts, and rounds
+        torch.testing.assert_close(relabelled.shift, balancer.shift[order], rtol=0, atol=tolerance)

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from equipoise.balancing.directions import Direction
 from equipoise.balancing.flips import FlipMove
+from equipoise.balancing.laplacian import solve_laplacian
 from equipoise.balancing.target import Target
 from equipoise.routing import Routing, Tally
 
@@ -86,10 +87,11 @@ class CurvatureMove(Direction):
         far = _is_far(gap, want, noise) | (tally.parts["pairs"].sum() > _BLURRED * tokens)
         self._see(tally.parts["pairs"], tokens, forget=far.all())
         near_gap = _without(far, gap)
-        newton = self._newton(near_gap, self.flips.slope(tally, target))
+        from_top = self.flips.from_top(tally)
+        newton = self._newton(near_gap, self.flips.slope(from_top, target))
         step = self._next_gain(near_gap, newton, noise, far) * newton
-        reach = self.flips.reach(tally, self._degree() * step, _LEEWAY)
-        step = torch.where(far, self.flips(tally, target), step.clamp(-reach, reach))
+        reach = self.flips.reach(from_top, self._degree() * step, _LEEWAY)
+        step = torch.where(far, self.flips.move(from_top, target), step.clamp(-reach, reach))
         self._next_bandwidth(tally.parts["pairs"], tokens)
         return torch.where(tally.loads.sum() > 0, step, 0.0)
 
@@ -110,15 +112,12 @@ class CurvatureMove(Direction):
 
         Few hesitating tokens leave a ragged, perhaps disconnected graph. So each edge is mixed with that of the complete
         graph whose degrees are the histogram's slopes, w_kl = s_k s_l / sum(s): all of it without tokens, half where the
-        poorer expert of the two has seen 16. A ridge of a millionth keeps the constant, which changes nothing, finite.
+        poorer expert of the two has seen 16.
         """
         graph = self.graph.double() / self.batches
         prior = _PRIOR / (_PRIOR + torch.minimum(self.seen, self.seen.unsqueeze(1)).double())
         graph = (1 - prior) * graph + prior * torch.outer(slope, slope) / slope.sum().clamp_min(_TINY)
-        degree = graph.sum(1)
-        laplacian = torch.diag(degree + 1e-6 * degree.mean().clamp_min(_TINY)) - graph
-        solution = torch.linalg.solve_ex(laplacian, gap).result
-        return torch.where(torch.isfinite(solution).all(), solution - solution.mean(), 0.0)
+        return solve_laplacian(graph, gap)
 
     def _next_gain(self, gap: Tensor, newton: Tensor, noise: Tensor, far: Tensor) -> Tensor:
         """The gain for this step; the lasting one moves by the correlation of this residual with the last."""

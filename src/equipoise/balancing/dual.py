@@ -21,8 +21,6 @@ from equipoise.balancing.rules import Part
 from equipoise.balancing.target import Target
 from equipoise.routing import Routing, Tally
 
-_NEVER = -1  # anneal_stop when no end is set
-
 
 class Dual(Balancer):
     """A shift per expert, added to the scores before the choice and to nothing else.
@@ -37,8 +35,8 @@ class Dual(Balancer):
     """
 
     shift: Tensor
-    anneal_start: Tensor
-    anneal_stop: Tensor
+    rest_at: Tensor
+    rest_over: Tensor
 
     def __init__(
         self,
@@ -56,8 +54,9 @@ class Dual(Balancer):
         self.geometry = geometry
         self.target = Target(num_experts, top_k, target)
         self.register_buffer("shift", torch.zeros(num_experts))
-        self.register_buffer("anneal_start", torch.tensor(_NEVER))
-        self.register_buffer("anneal_stop", torch.tensor(_NEVER))
+        # the update at which the shift comes to rest, and over how many it slows down
+        self.register_buffer("rest_at", torch.tensor(torch.inf))
+        self.register_buffer("rest_over", torch.tensor(1.0))
         for module in (direction, *self.parts):
             module.build(num_experts)
 
@@ -93,14 +92,13 @@ class Dual(Balancer):
         """Slow the shift's movement to zero, linearly over the next `updates` updates. Saved with the state."""
         if updates < 0:
             raise ValueError(f"cannot anneal over {updates} updates")
-        self.anneal_start.copy_(self.steps)
-        self.anneal_stop.copy_(self.steps + updates)
+        self.rest_at.copy_(self.steps + updates)
+        self.rest_over.fill_(max(updates, 1))
 
     def unfreeze(self) -> None:
         """Undo freeze() and anneal()."""
-        self.anneal_stop.fill_(_NEVER)
+        self.rest_at.fill_(torch.inf)
 
     def _pace(self) -> Tensor:
         """1 while the shift moves freely, 0 when frozen. lerp_ is exact at both ends."""
-        left = (self.anneal_stop - self.steps) / (self.anneal_stop - self.anneal_start).clamp_min(1)
-        return torch.where(self.anneal_stop == _NEVER, 1.0, left.clamp(0.0, 1.0))
+        return ((self.rest_at - self.steps) / self.rest_over).clamp(0.0, 1.0)

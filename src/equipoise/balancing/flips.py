@@ -21,7 +21,7 @@ from torch import Tensor
 
 from equipoise.balancing.quantile import QuantileMove, within_groups
 from equipoise.balancing.target import Target
-from equipoise.routing import Routing, Tally
+from equipoise.routing import Routing
 
 _SLACK = 4.0  # bins reach four times as far as quantile's: to find what jumped, Newton resolves the rest
 _SAMPLE, _MOST_STRIDE = 64, 8
@@ -56,24 +56,23 @@ class FlipMove(QuantileMove):
         )
         return super().count(scores[every], sample, shift)
 
-    def slope(self, tally: Tally, target: Target) -> Tensor:
+    def slope(self, from_top: Tensor, target: Target) -> Tensor:
         """(E,): the share of tokens an expert gains per unit of its own shift, between half and twice its target load.
 
         Ranks fall off exponentially there, rank(x) = L exp(-x / s), so that the slope at L is L log(4) / (x(L/2) - x(2L)).
         """
-        histogram = tally.parts[self.part]
-        want = target.loads(histogram.sum(1) * target.top_k)
-        across = self.distance_of_rank(histogram, want / 2) - self.distance_of_rank(histogram, want * 2)
-        share = target.loads(torch.as_tensor(float(target.top_k), device=want.device))
-        return math.log(4) * share / across.clamp_min(2 * self.width / self.bins)
+        tokens = from_top[:, -1]
+        want = target.loads(tokens * target.top_k)
+        top, bottom = self.distance_of_rank(from_top, torch.stack((want / 2, want * 2), dim=1)).unbind(1)
+        share = want / tokens.clamp_min(1)
+        return math.log(4) * share / (top - bottom).clamp_min(2 * self.width / self.bins)
 
-    def reach(self, tally: Tally, flipped: Tensor, leeway: float) -> Tensor:
+    def reach(self, from_top: Tensor, flipped: Tensor, leeway: float) -> Tensor:
         """(E,): how far each shift must move to flip twice the share `flipped` of tokens, and `leeway` tokens more."""
-        histogram = tally.parts[self.part]
-        chosen = histogram[:, self.bins // 2 + 1 :].sum(1)
-        more = 2 * flipped.abs() * histogram.sum(1) + leeway
+        chosen = from_top[:, self.bins // 2]  # all bins above 0
+        more = 2 * flipped.abs() * from_top[:, -1] + leeway
         rank = torch.where(flipped > 0, chosen + more, chosen + 1 - more)
-        return self.distance_of_rank(histogram, rank).abs()
+        return self.distance_of_rank(from_top, rank.unsqueeze(1)).squeeze(1).abs()
 
     def extra_repr(self) -> str:
         return f"stride={self.stride or 'auto'}"

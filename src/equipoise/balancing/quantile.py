@@ -69,31 +69,34 @@ class QuantileMove(Direction):
         return {self.part: empty.scatter_add_(0, place.flatten(), counted.flatten()).view(num_experts, -1)}
 
     def forward(self, tally: Tally, target: Target) -> Tensor:
-        histogram = tally.parts[self.part]
-        tokens = histogram.sum(1)  # the same for every expert
+        return self.move(self.from_top(tally), target)
+
+    def from_top(self, tally: Tally) -> Tensor:
+        """(E, bins + 2) float64: tokens in the highest bin, in the highest two, ..., in all."""
+        return tally.parts[self.part].flip(1).cumsum(1).double()
+
+    def move(self, from_top: Tensor, target: Target) -> Tensor:
+        """The move to the middle between the L-th and the (L + 1)-th, and the next widths."""
+        tokens = from_top[:, -1]  # the same for every expert
         want = target.loads(tokens * target.top_k)
-        middle = (
-            self.distance_of_rank(histogram, want.ceil()) + self.distance_of_rank(histogram, want.floor() + 1)
-        ) / 2
+        ranks = torch.stack((want.ceil(), want.floor() + 1, want / _REACH, want * _REACH), dim=1)
+        here, next_, top, bottom = self.distance_of_rank(from_top, ranks).unbind(1)
+        middle = (here + next_) / 2
         some = tokens > 0
-        width = self._next_width(histogram, want, middle)
-        self.width.copy_(torch.where(some, width, self.width))
+        self.width.copy_(torch.where(some, self._next_width(middle, top, bottom), self.width))
         return torch.where(some, -middle, 0.0)
 
-    def distance_of_rank(self, histogram: Tensor, rank: Tensor) -> Tensor:
-        """(E,): the rank-th largest of each expert, interpolated within its bin."""
-        at_least = histogram.flip(1).cumsum(1).flip(1)  # tokens in this bin or above
-        rank = torch.minimum(rank.clamp_min(1), at_least[:, 0])
-        bin_ = (at_least >= rank.unsqueeze(1)).sum(1, keepdim=True) - 1
-        bin_ = bin_.clamp_min(0)
-        inside = histogram.gather(1, bin_).clamp_min(1)
-        deep = (rank.unsqueeze(1) - (at_least.gather(1, bin_) - inside) - 0.5) / inside  # 0 at the top of the bin
-        edge = (bin_ - deep) / self.bins * 2 - 1  # upper edge of bin b is b, the lower b - 1
-        return (edge.squeeze(1).clamp(-1.0, 1.0)) * self.width
+    def distance_of_rank(self, from_top: Tensor, rank: Tensor) -> Tensor:
+        """(E, R): the rank-th largest of each expert, interpolated within its bin."""
+        rank = torch.minimum(rank.clamp_min(1), from_top[:, -1:])
+        place = torch.searchsorted(from_top, rank)
+        above = torch.where(place > 0, from_top.gather(1, (place - 1).clamp_min(0)), 0.0)
+        inside = (from_top.gather(1, place) - above).clamp_min(1)
+        deep = (rank - above - 0.5) / inside  # 0 at the top of the bin
+        edge = (self.bins + 1 - place - deep) / self.bins * 2 - 1  # the upper edge of bin b is b, the lower b - 1
+        return edge.clamp(-1.0, 1.0) * self.width.unsqueeze(1)
 
-    def _next_width(self, histogram: Tensor, want: Tensor, middle: Tensor) -> Tensor:
-        top = self.distance_of_rank(histogram, want / _REACH)
-        bottom = self.distance_of_rank(histogram, want * _REACH)
+    def _next_width(self, middle: Tensor, top: Tensor, bottom: Tensor) -> Tensor:
         bin_width = 2 * self.width / self.bins
         covering = torch.maximum(top - middle, middle - bottom) + 2 * bin_width
         outside = middle.abs() >= self.width - bin_width

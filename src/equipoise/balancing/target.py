@@ -24,13 +24,13 @@ class Target(Precise):
         chosen = chosen.detach().cpu().to(torch.float64)
         _check_weights(chosen, num_experts, top_k)
         self.top_k = top_k
-        self.even = weights is None
+        self.whole = float(chosen.sum())
         # not saved: a target is what the user asks for, not what was learnt
         self.register_buffer("weights", chosen, persistent=False)
 
     def loads(self, total: Tensor) -> Tensor:
         """(E,) float64: the loads that `total` choices should give."""
-        return total * self.weights / self.weights.sum()
+        return total * self.weights / self.whole
 
     def gap(self, loads: Tensor) -> Tensor:
         """L - A, (E,) float64: positive where an expert has too few.
@@ -38,8 +38,7 @@ class Target(Precise):
         Whole numbers are subtracted before anything is divided, so that a balanced expert has a gap of exactly 0 even where
         T K / E is not a whole number (49 * (1 / 49) is not 1).
         """
-        whole = self.weights.sum()
-        return (loads.sum() * self.weights - whole * loads) / whole
+        return (loads.sum() * self.weights - self.whole * loads) / self.whole
 
     def tokens(self, loads: Tensor) -> Tensor:
         """T, the tokens behind these loads; at least 1, so that it can divide."""

@@ -116,8 +116,9 @@ class Router(nn.Module):
         return self.balancer.tally(scores, self._route(scores, sample.padding))
 
     def _route(self, scores: Tensor, mask: Tensor | None) -> Routing:
-        options = {"groups": self.groups, "renormalize": self.renormalize, "scale": self.scale}
-        return self.balancer.route(scores, mask=mask, **options)
+        return self.balancer.route(
+            scores, groups=self.groups, mask=mask, renormalize=self.renormalize, scale=self.scale
+        )
 
     def _logits(self, hidden: Tensor, weight: Tensor) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):  # autocast would choose experts in bf16

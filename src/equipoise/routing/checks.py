@@ -83,9 +83,12 @@ def require_nonnegative(gates: Tensor) -> None:
         )
 
 
-def require_choosable(values: Tensor, open_to_choice: Tensor, kth: Tensor, top_k: int) -> None:
-    """Refuse what cannot be ranked. -inf is allowed in `choose_by`: it forbids an expert to a token."""
-    total = values.sum()
+def require_choosable(values: Tensor, open_to_choice: Tensor, first: Tensor, kth: Tensor, top_k: int) -> None:
+    """Refuse what cannot be ranked. -inf is allowed in `choose_by`: it forbids an expert to a token.
+
+    top-K puts NaN and +inf first, so that looking at each token's first choice (T,) is enough.
+    """
+    total = first.sum()
     if torch.isnan(total) or total == torch.inf:
         bad = torch.isnan(values) | (values == torch.inf)
         if bad.any():
@@ -93,8 +96,8 @@ def require_choosable(values: Tensor, open_to_choice: Tensor, kth: Tensor, top_k
                 f"choose_by holds {int(bad.sum())} values that are NaN or +inf, the first at {_first(bad)}. Since the "
                 "scores are finite, look at the shift that was added to them"
             )
-    starved = kth == -torch.inf
-    if starved.any():
+    if kth.sum() == -torch.inf:
+        starved = kth == -torch.inf
         token = int(starved.nonzero()[0])
         left = int((open_to_choice[token] > -torch.inf).sum())
         raise ValueError(f"token {token} may choose only {left} experts (the others are -inf), but top_k is {top_k}")

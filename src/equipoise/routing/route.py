@@ -88,14 +88,12 @@ def route(
     scores = scores.flatten(0, -2)
     mask = None if mask is None else mask.flatten()
     ranked = (scores if choose_by is None else choose_by.flatten(0, -2)).detach()
-    open_to_choice, allowed, group_margin = (
-        (ranked, None, None) if groups is None else _limit_to_groups(ranked, groups)
-    )
+    open_to_choice, allowed, group_margin = (ranked, None, None) if groups is None else _limit_to_groups(ranked, groups)
 
-    experts, runner_up, margin, kth = _choose(open_to_choice, top_k)
+    experts, runner_up, margin, first, kth = _choose(open_to_choice, top_k)
     if scores_are_checked(scores):
         require_finite(scores.detach(), "scores")
-        require_choosable(ranked, open_to_choice, kth, top_k)
+        require_choosable(ranked, open_to_choice, first, kth, top_k)
     gates = scores.gather(1, experts)
     if renormalize:
         if scores_are_checked(scores):
@@ -108,14 +106,14 @@ def route(
     return Routing(experts, gates, loads, runner_up, margin, mask, allowed, group_margin)
 
 
-def _choose(ranked: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Experts (T, K), runner-up (T,), its margin (T,) and the K-th value (T,): one top-(K+1)."""
+def _choose(ranked: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Experts (T, K), runner-up (T,), its margin (T,), the first and the K-th value (T,): one top-(K+1)."""
     num_experts = ranked.shape[1]
     values, order = ranked.topk(min(top_k + 1, num_experts), dim=1)
-    kth = values[:, top_k - 1]
+    first, kth = values[:, 0], values[:, top_k - 1]
     if top_k == num_experts:  # everybody is chosen: there is no runner-up
-        return order, order[:, -1], torch.full_like(kth, torch.inf), kth
-    return order[:, :top_k], order[:, top_k], kth - values[:, top_k], kth
+        return order, order[:, -1], torch.full_like(kth, torch.inf), first, kth
+    return order[:, :top_k], order[:, top_k], kth - values[:, top_k], first, kth
 
 
 def _limit_to_groups(ranked: Tensor, groups: Groups) -> tuple[Tensor, Tensor, Tensor]:
