@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
         "  equipoise demo --steps 50 --json > demo.json",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    demo.add_argument("--balancers", nargs="+", metavar="NAME", help="which ones (default: all)")
+    demo.add_argument("--balancers", nargs="+", metavar="NAME", help="which ones (default: all that set a shift)")
     demo.add_argument("--steps", type=int, default=60, help="batches in the stream (default: %(default)s)")
     demo.add_argument("--tokens", type=int, default=8192, help="tokens in a batch (default: %(default)s)")
     demo.add_argument("--experts", type=int, default=64, help="experts (default: %(default)s)")
@@ -57,7 +57,7 @@ def _demo(options: argparse.Namespace) -> None:
     from equipoise.arena import demo
 
     settings = demo.Settings(
-        tuple(options.balancers or equipoise.balancers()),
+        tuple(options.balancers or demo.CAUSAL),
         options.steps,
         options.tokens,
         options.experts,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import equipoise
 from equipoise.balancing import Balancer
-from equipoise.routing import Routing, Tally, route
+from equipoise.routing import Routing, Tally
 
 NUM_EXPERTS, TOP_K, NUM_TOKENS = 16, 3, 160  # T K / E = 30: balance is possible
 
@@ -34,6 +34,10 @@ class Row:
     def make(self) -> Balancer:
         return equipoise.balancer(self.name, NUM_EXPERTS, top_k=TOP_K, **self.options)
 
+
+# Solvers of the batch itself. They have no shift, so laws about shifts do not apply, and each cut of a batch is solved on its
+# own, so neither do those about micro-batches and ranks. What does apply is in test_solvers.py.
+SOLVERS = [Row("base"), Row("sinkhorn"), Row("bip"), Row("expert_choice")]
 
 UNEQUAL = [2.0] * 4 + [1.0] * 12
 
@@ -86,7 +90,7 @@ def exact_shift(seed: int = 0) -> Tensor:
 
 
 def forward(balancer: Balancer, scores: Tensor, mask: Tensor | None = None) -> tuple[Routing, Tally]:
-    routing = route(scores, TOP_K, choose_by=balancer.adjust(scores), mask=mask)
+    routing = balancer.route(scores, mask=mask)
     return routing, balancer.tally(scores, routing)
 
 

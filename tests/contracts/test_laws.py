@@ -13,6 +13,7 @@ from tests.contracts.table import (
     NUM_EXPERTS,
     NUM_TOKENS,
     ROWS,
+    SOLVERS,
     TOP_K,
     assert_same_state,
     assert_same_tally,
@@ -31,7 +32,7 @@ def scores():
 
 
 def test_table_is_complete():
-    assert {row.name for row in ROWS} == set(equipoise.balancers())
+    assert {row.name for row in ROWS + SOLVERS} == set(equipoise.balancers())
 
 
 @every_balancer

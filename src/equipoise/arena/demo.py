@@ -11,6 +11,22 @@ from equipoise.arena.replay import replay
 from equipoise.arena.streams import DriftingLogits, sampling_floor
 from equipoise.balancing import balancer
 
+# Those that set a shift before they see a token. Penalties do nothing to scores that do not react, and solvers of the batch
+# answer another question (and slowly); all of them can be asked for by name.
+CAUSAL = (
+    "none",
+    "deepseek",
+    "proportional",
+    "moonlight",
+    "smebu",
+    "inverse",
+    "inverse_sqrt",
+    "mirror",
+    "adagrad",
+    "quantile",
+    "curvature",
+)
+
 
 @dataclass(frozen=True)
 class Settings:

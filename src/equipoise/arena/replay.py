@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 from torch import Tensor
 
 from equipoise.balancing import Balancer
-from equipoise.routing import metrics, route
+from equipoise.routing import metrics
 
 
 def replay(stream: Iterable[Tensor], balancer: Balancer) -> Iterator[dict[str, float]]:
     """Route every batch with the shift as it is, yield its metrics, then update: what a training would have seen."""
     for scores in stream:
-        routing = route(scores, balancer.top_k, choose_by=balancer.adjust(scores))
+        routing = balancer.route(scores)
         balancer.update(balancer.tally(scores, routing))
         yield {name: float(value) for name, value in metrics(routing.loads).items()}

@@ -93,8 +93,8 @@ class AuxiliaryLoss(Penalty):
         counted = torch.ones_like(sequences) if routing.mask is None else (~routing.mask).long()
         num_experts = share.shape[1]
         lengths = torch.zeros(number, dtype=torch.int64, device=share.device).scatter_add_(0, sequences, counted)
-        place = (sequences.unsqueeze(1) * num_experts + routing.experts).flatten()
-        each = counted.repeat_interleave(routing.experts.shape[1])
+        place = (sequences.unsqueeze(1) * num_experts + routing.experts.clamp_max(num_experts - 1)).flatten()
+        each = (counted.unsqueeze(1) * (routing.experts < num_experts)).flatten()  # expert choice: E means nobody
         loads = torch.zeros(number * num_experts, dtype=torch.int64, device=share.device).scatter_add_(0, place, each)
         sums = share.new_zeros(number, num_experts).index_add(0, sequences, share * counted.unsqueeze(1))
         means = sums / lengths.clamp_min(1).unsqueeze(1)

@@ -17,9 +17,11 @@ from equipoise.balancing.curvature import CurvatureMove
 from equipoise.balancing.directions import LoadGap
 from equipoise.balancing.dual import Dual
 from equipoise.balancing.geometry import hypentropy
+from equipoise.balancing.matching import Base, ExpertChoice
 from equipoise.balancing.penalties import AuxiliaryLoss, ZLoss
 from equipoise.balancing.quantile import QuantileMove
 from equipoise.balancing.rules import EMA, AdaGrad, Center, Scale, Sign, Tanh
+from equipoise.balancing.transport import BIP, Sinkhorn
 
 Weights = Sequence[float] | Tensor | None
 
@@ -117,6 +119,28 @@ def z_loss(num_experts: int, top_k: int, *, coefficient: float = 1e-3, target: W
     return none(num_experts, top_k, target=target).carry(ZLoss(coefficient))
 
 
+def base(num_experts: int, top_k: int, *, tolerance: float = 1e-4, target: Weights = None) -> Balancer:
+    """No shift: the batch itself is solved, loads are exact (BASE layers). Sees later tokens in training; greedy otherwise."""
+    return Base(num_experts, top_k, tolerance=tolerance, target=target)
+
+
+def sinkhorn(
+    num_experts: int, top_k: int, *, iterations: int = 8, temperature: float = 1.0, target: Weights = None
+) -> Balancer:
+    """No shift: top-K of an entropic transport plan of the batch (S-BASE). Sees later tokens in training; greedy otherwise."""
+    return Sinkhorn(num_experts, top_k, iterations=iterations, temperature=temperature, target=target)
+
+
+def bip(num_experts: int, top_k: int, *, rounds: int = 8, target: Weights = None) -> Balancer:
+    """No shift: prices found on the batch in a few rounds (Sun 2025). Sees later tokens in training; greedy otherwise."""
+    return BIP(num_experts, top_k, rounds=rounds, target=target)
+
+
+def expert_choice(num_experts: int, top_k: int, *, target: Weights = None) -> Balancer:
+    """No shift: each expert takes its best tokens (Zhou et al. 2022). Leaks the future in a decoder; greedy in evaluation."""
+    return ExpertChoice(num_experts, top_k, target=target)
+
+
 PRESETS: dict[str, Callable[..., Balancer]] = {
     preset.__name__: preset
     for preset in (
@@ -133,6 +157,10 @@ PRESETS: dict[str, Callable[..., Balancer]] = {
         curvature,
         aux,
         z_loss,
+        base,
+        sinkhorn,
+        bip,
+        expert_choice,
     )
 }
 

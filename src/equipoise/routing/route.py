@@ -84,7 +84,7 @@ def route(
         [[1], [0]]
     """
     groups = None if groups is None else Groups(*groups)
-    _check_shapes(scores, top_k, choose_by, groups, mask)
+    check_shapes(scores, top_k, choose_by, groups, mask)
     scores = scores.flatten(0, -2)
     mask = None if mask is None else mask.flatten()
     ranked = (scores if choose_by is None else choose_by.flatten(0, -2)).detach()
@@ -134,7 +134,7 @@ def _count(experts: Tensor, num_experts: int, mask: Tensor | None) -> Tensor:
     return torch.zeros(num_experts, dtype=torch.int64, device=experts.device).scatter_add_(0, chosen, counted)
 
 
-def _check_shapes(
+def check_shapes(
     scores: Tensor, top_k: int, choose_by: Tensor | None, groups: Groups | None, mask: Tensor | None
 ) -> None:
     if scores.dim() < 2 or not scores.is_floating_point():
