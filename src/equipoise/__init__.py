@@ -21,6 +21,8 @@ _HOMES = {
     "reduce": "equipoise.routing",
     "route": "equipoise.routing",
     "score_function": "equipoise.routing",
+    "MoE": "equipoise.layers",
+    "Router": "equipoise.layers",
     "Balancer": "equipoise.balancing",
     "balancer": "equipoise.balancing",
     "balancers": "equipoise.balancing",
@@ -29,6 +31,8 @@ _HOMES = {
 __all__ = [
     "Balancer",
     "Groups",
+    "MoE",
+    "Router",
     "Routing",
     "Tally",
     "balancer",
@@ -43,6 +47,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from equipoise.balancing import Balancer, balancer, balancers
+    from equipoise.layers import MoE, Router
     from equipoise.routing import (
         Groups,
         Routing,

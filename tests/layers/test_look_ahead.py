@@ -23,7 +23,8 @@ def hidden(*shape, seed=1):
 
 def learn(layer, routed):
     """An optimizer's step that moves the gate a good deal."""
-    (routed.routing.gates * torch.linspace(0, 1, K)).sum().backward()
+    gates = routed.routing.gates
+    (gates * torch.linspace(0, 1, gates.shape[1])).sum().backward()
     torch.optim.SGD(layer.parameters(), lr=0.5).step()
     layer.zero_grad()
 
