@@ -142,3 +142,11 @@ def test_penalty_is_zero():
     scores = torch.rand(8, 4, requires_grad=True)
     balancer = equipoise.balancer("deepseek", 4, top_k=2)
     assert balancer.penalty(scores, equipoise.route(scores, 2)) == 0
+
+
+def test_a_missing_runner_up_is_told():
+    scores = torch.rand(8, 4)
+    for name in ("quantile", "curvature"):
+        balancer = equipoise.balancer(name, 4, top_k=2)
+        with pytest.raises(ValueError, match="needs the runner-up"):
+            balancer.tally(scores, equipoise.route(scores, 2, runner_up=False))

@@ -134,3 +134,11 @@ def test_inputs_are_left_alone():
     route(scores, 2, choose_by=shifted, groups=(4, 2), mask=mask, renormalize=True, scale=2.5)
     assert all(map(torch.equal, inputs, copies))
     assert [tensor._version for tensor in inputs] == [0, 0, 0]
+
+
+def test_runner_up_is_left_out_when_not_wanted():
+    scores = torch.rand(20, 6, generator=torch.Generator().manual_seed(0))
+    with_it, without = route(scores, 2), route(scores, 2, runner_up=False)
+    assert without.runner_up is without.margin is None
+    assert torch.equal(with_it.experts, without.experts)
+    assert torch.equal(with_it.loads, without.loads)

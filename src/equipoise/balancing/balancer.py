@@ -30,6 +30,11 @@ class Balancer(Precise, ABC):
 
     steps: Tensor
 
+    @property
+    def needs_runner_up(self) -> bool:
+        """Whether its tally looks at each token's (K+1)-th choice."""
+        return False
+
     def __init__(self, num_experts: int, top_k: int) -> None:
         super().__init__()
         if num_experts < 1 or not 1 <= top_k <= num_experts:
@@ -61,6 +66,7 @@ class Balancer(Precise, ABC):
             mask=mask,
             renormalize=renormalize,
             scale=scale,
+            runner_up=self.needs_runner_up,
         )
 
     def tally(self, scores: Tensor, routing: Routing) -> Tally:
@@ -116,7 +122,8 @@ class Balancer(Precise, ABC):
     def _accept(self, tally: Tally) -> Tally:
         if tally.loads.shape != (self.num_experts,):
             raise ValueError(f"this tally is of {tally.loads.shape[0]} experts, the balancer has {self.num_experts}")
-        tally = tally.to(self.steps.device)
+        if tally.loads.device != self.steps.device:
+            tally = tally.to(self.steps.device)
         require(
             tally.step == self.steps,
             lambda: ValueError(

@@ -29,6 +29,7 @@ from torch import Tensor
 from equipoise.balancing.directions import Direction
 from equipoise.balancing.flips import FlipMove
 from equipoise.balancing.laplacian import solve_laplacian
+from equipoise.balancing.quantile import boundary
 from equipoise.balancing.target import Target
 from equipoise.routing import Routing, Tally
 
@@ -50,6 +51,7 @@ _TINY = torch.finfo(torch.float64).tiny
 class CurvatureMove(Direction):
     """Newton step with a self-tuned gain when near balance, flip step when far."""
 
+    needs_runner_up = True
     moves_when_balanced = True  # while the bandwidth is still being found it moves by flips
     bandwidth: Tensor
     graph: Tensor
@@ -149,10 +151,11 @@ class CurvatureMove(Direction):
 
 def count_pairs(routing: Routing, num_experts: int, bandwidth: Tensor) -> Tensor:
     """W (E, E) int64: tokens with K-th choice a and runner-up b whose margin is within the bandwidth."""
-    hesitates = routing.margin <= bandwidth
+    runner_up, margin = boundary(routing)
+    hesitates = margin <= bandwidth
     if routing.mask is not None:
         hesitates = hesitates & ~routing.mask
-    pair = routing.experts[:, -1] * num_experts + routing.runner_up
+    pair = routing.experts[:, -1] * num_experts + runner_up
     empty = torch.zeros(num_experts**2, dtype=torch.int64, device=pair.device)
     return empty.scatter_add_(0, pair, hesitates.long()).view(num_experts, num_experts)
 

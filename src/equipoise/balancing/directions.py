@@ -25,6 +25,8 @@ class Direction(Precise, ABC):
 
     moves_when_balanced = False
     """whether it may point somewhere when loads are balanced"""
+    needs_runner_up = False
+    """whether count() looks at each token's (K+1)-th choice"""
 
     def build(self, num_experts: int) -> None:
         """Make the buffers this direction needs; called once, by the balancer it belongs to."""

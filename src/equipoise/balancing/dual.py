@@ -65,6 +65,10 @@ class Dual(Balancer):
         """Whether the shift may move although loads are balanced: rules that average over steps do, and quantile."""
         return any(module.moves_when_balanced for module in (self.direction, *self.parts))
 
+    @property
+    def needs_runner_up(self) -> bool:
+        return self.direction.needs_runner_up
+
     def adjust(self, scores: Tensor) -> Tensor:
         """scores + shift, at least in float32: bf16 scores are lifted before the shift is added."""
         if scores.shape[-1] != self.num_experts:

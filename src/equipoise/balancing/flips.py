@@ -19,7 +19,7 @@ import math
 import torch
 from torch import Tensor
 
-from equipoise.balancing.quantile import QuantileMove, within_groups
+from equipoise.balancing.quantile import QuantileMove, boundary, within_groups
 from equipoise.balancing.target import Target
 from equipoise.routing import Routing
 
@@ -41,16 +41,18 @@ class FlipMove(QuantileMove):
     @staticmethod
     def distance(scores: Tensor, routing: Routing, shift: Tensor) -> Tensor:
         shifted = scores + shift
-        lead = shifted - shifted.gather(1, routing.runner_up.unsqueeze(1))
-        distance = torch.where(lead > 0, lead, lead - routing.margin.unsqueeze(1))
+        runner_up, margin = boundary(routing)
+        lead = shifted - shifted.gather(1, runner_up.unsqueeze(1))
+        distance = torch.where(lead > 0, lead, lead - margin.unsqueeze(1))
         return distance if routing.group_margin is None else within_groups(distance, routing.group_margin)
 
     def count(self, scores: Tensor, routing: Routing, shift: Tensor) -> dict[str, Tensor]:
         stride = self.stride or default_stride(scores.shape[0], routing.experts.shape[1], scores.shape[1])
         every = slice(None, None, stride)
+        runner_up, margin = boundary(routing)
         sample = routing._replace(
-            runner_up=routing.runner_up[every],
-            margin=routing.margin[every],
+            runner_up=runner_up[every],
+            margin=margin[every],
             mask=None if routing.mask is None else routing.mask[every],
             group_margin=None if routing.group_margin is None else routing.group_margin[every],
         )

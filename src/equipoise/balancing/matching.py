@@ -174,7 +174,7 @@ class ExpertChoice(Matching):
             scale=scale,
         )
         experts = routing.experts.masked_fill(~taken.gather(1, routing.experts), self.num_experts)
-        margin = torch.full_like(routing.margin, torch.inf)
+        margin = torch.full(routing.experts.shape[:1], torch.inf, device=scores.device)
         return routing._replace(experts=experts, loads=taken.sum(0), margin=margin)
 
     def _take(self, scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -214,7 +214,7 @@ def _with_margin(routing: Routing, values: Tensor, held: Tensor) -> Routing:
         return routing  # all are chosen: there is no runner-up, as route() says
     best_free, runner_up = values.masked_fill(held, -torch.inf).max(1)
     margin = values.masked_fill(~held, torch.inf).amin(1) - best_free
-    return routing._replace(runner_up=runner_up, margin=margin.clamp_min(0).to(routing.margin.dtype))
+    return routing._replace(runner_up=runner_up, margin=margin.clamp_min(0).to(routing.gates.dtype))
 
 
 def _most_taken(taken: Tensor) -> int:

@@ -37,6 +37,7 @@ class QuantileMove(Direction):
     """The move to each expert's own quantile, from a histogram. Within one bin of `exact_quantile_move`."""
 
     moves_when_balanced = True  # balanced loads have a lead of 0 somewhere between two tokens, not in the middle
+    needs_runner_up = True
     part = "leads"
     """its name in the tally"""
     width: Tensor
@@ -112,8 +113,17 @@ def leads(scores: Tensor, routing: Routing, shift: Tensor) -> Tensor:
     With groups, an expert is no closer to being chosen than its group is to being allowed, and no safer than its group is.
     """
     shifted = scores + shift
-    lead = shifted - shifted.gather(1, routing.runner_up.unsqueeze(1))
+    lead = shifted - shifted.gather(1, boundary(routing)[0].unsqueeze(1))
     return lead if routing.group_margin is None else within_groups(lead, routing.group_margin)
+
+
+def boundary(routing: Routing) -> tuple[Tensor, Tensor]:
+    """Runner-up and margin, (T,) each, of a routing that has them."""
+    if routing.runner_up is None or routing.margin is None:
+        raise ValueError(
+            "this balancer needs the runner-up: route by balancer.route(scores), or route(..., runner_up=True)"
+        )
+    return routing.runner_up, routing.margin
 
 
 def within_groups(distance: Tensor, group_margin: Tensor) -> Tensor:
@@ -133,5 +143,5 @@ def exact_quantile_move(scores: Tensor, routing: Routing, shift: Tensor, target:
 
 def _counted(routing: Routing) -> Tensor:
     """(T,) bool: tokens that have a runner-up and are not padding. The others have no threshold to lead over."""
-    some = torch.isfinite(routing.margin)
+    some = torch.isfinite(boundary(routing)[1])
     return some if routing.mask is None else some & ~routing.mask
