@@ -176,7 +176,7 @@ def step_of(balancer, scores):
 
 @pytest.mark.parametrize(
     ("num_tokens", "top_k", "num_experts", "stride"),
-    [(16_384, 6, 64, 8), (128, 6, 64, 1), (8192, 16, 896, 2), (0, 1, 4, 1)],
+    [(16_384, 6, 64, 16), (128, 6, 64, 1), (8192, 16, 896, 2), (0, 1, 4, 1)],
 )
 def test_strides_leave_enough(num_tokens, top_k, num_experts, stride):
     assert default_stride(num_tokens, top_k, num_experts) == stride

@@ -8,7 +8,7 @@ known for every s, and -(the middle between the L_k-th and the (L_k + 1)-th larg
 minimisation of the dual f(p) over one p_k. Kimi's quantile rule (quantile.py) measures from the (K+1)-th throughout, which
 keeps token prices fixed; a runner-up then has distance 0 however far it is from being chosen, and moves are timid.
 
-Counted as a histogram, on every `stride`-th token: by default as many as leave 64 choices per expert, at most every 8th. The
+Counted as a histogram, on every `stride`-th token: by default as many as leave 64 choices per expert, at most every 16th. The
 tally of a batch cut into micro-batches is that of the whole if cuts fall between strides.
 """
 
@@ -24,7 +24,7 @@ from equipoise.balancing.target import Target
 from equipoise.routing import Routing
 
 _SLACK = 4.0  # bins reach four times as far as quantile's: to find what jumped, Newton resolves the rest
-_SAMPLE, _MOST_STRIDE = 64, 8
+_SAMPLE, _MOST_STRIDE = 64, 16
 
 
 class FlipMove(QuantileMove):
@@ -81,5 +81,5 @@ class FlipMove(QuantileMove):
 
 
 def default_stride(num_tokens: int, top_k: int, num_experts: int) -> int:
-    """Every n-th token, so that about 64 choices per expert are seen; n from 1 to 8."""
+    """Every n-th token, so that about 64 choices per expert are seen; n from 1 to 16."""
     return max(1, min(_MOST_STRIDE, num_tokens * top_k // (num_experts * _SAMPLE)))
