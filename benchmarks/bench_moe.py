@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/bench_moe.py                        some minutes
     .venv/bin/python benchmarks/bench_moe.py --threads 1            steadier where other jobs hold a core
-    .venv/bin/python benchmarks/bench_moe.py --shared 1             with a shared expert on both sides, which dilutes the difference
+    .venv/bin/python benchmarks/bench_moe.py --shared 1             with a shared expert on both sides
 
 Everybody gets the same weights and the same tokens in float32, and computes a step: router, experts, and the gradients of the
 tokens and of every weight, which start from None. Output and gradients are compared before the race.
