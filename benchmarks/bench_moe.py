@@ -1,35 +1,42 @@
 """A whole MoE layer, forward and backward, beside transformers' DeepseekV3MoE and beside its matrix multiplications alone.
 
-    .venv/bin/python benchmarks/bench_moe.py                        some minutes
-    .venv/bin/python benchmarks/bench_moe.py --threads 1            steadier where other jobs hold a core
-    .venv/bin/python benchmarks/bench_moe.py --shared 1             with a shared expert on both sides
+    .venv/bin/python benchmarks/bench_moe.py                  some minutes
+    .venv/bin/python benchmarks/bench_moe.py --threads 1      steadier where other jobs hold a core
+    .venv/bin/python benchmarks/bench_moe.py --shared 1       with a shared expert on both sides, which dilutes the difference
+    .venv/bin/python benchmarks/bench_moe.py --keep-memory    with a malloc that never hands memory back
 
-Everybody gets the same weights and the same tokens in float32, and computes a step: router, experts, and the gradients of the
-tokens and of every weight, which start from None. Output and gradients are compared before the race.
+Everybody gets the same weights and the same tokens in float32, and computes a step: router, experts, and the gradients of
+the tokens and of every weight, which start from None. Output and gradients are compared before the race.
 
     equipoise         router matmul, sigmoid, equipoise.route, Experts with each implementation; "auto" is loop here
     transformers      the layer with each of its own implementations of the experts
-    multiplications   the three products of each expert forward and two for each of them backward, on blocks of
-                      the very sizes of this batch, into memory that is there already: the limit
+    multiplications   the three products of each expert forward and two for each of them backward, on blocks of the very
+                      sizes of this batch, into memory that is there already: the limit
 
-transformers' batched_mm copies an expert's weights for every choice, tens of gigabytes here. It runs on fewer tokens,
-beside grouped_mm on as few.
+Each contestant has a process of its own. Whether fresh tensors fault in their pages depends on what malloc kept of earlier
+ones, and in one process a contestant would be faster or slower for its neighbours' sake. --keep-memory takes page faults
+out altogether, which shows what is left for a user of another malloc.
+
+transformers' batched_mm copies an expert's weights for every choice, tens of gigabytes here. It runs on fewer tokens, beside
+grouped_mm on as few.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
-import warnings
 from collections.abc import Callable
 from importlib.metadata import version
+from multiprocessing.connection import Connection
+from time import perf_counter
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
-from timing import Timing, race
+from timing import Neighbours, Timing, keep_memory, race
 from torch import Tensor, nn
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
@@ -44,6 +51,7 @@ WIDTH = 110
 OURS, LIMIT = "equipoise loop (auto)", "multiplications alone"
 THEIR_IMPLEMENTATIONS = ("eager", "grouped_mm")
 FEW_TOKENS = 256  # for batched_mm
+OUR_IMPLEMENTATIONS = {OURS: "auto", "equipoise grouped": "grouped", "equipoise padded": "padded"}
 
 
 class Shape(NamedTuple):
@@ -59,6 +67,13 @@ class Shape(NamedTuple):
 
 
 SHAPES = (Shape(256, 128, 32, 4, 4_096, rounds=40), Shape(512, 256, 64, 6, 8_192, rounds=15))
+
+
+class Nothing(nn.Module):
+    """No shared expert: DeepseekV3MoE always adds one, and a width of 0 would still cost a tensor of zeros."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden.new_zeros(())
 
 
 class OurMoE(nn.Module):
@@ -88,15 +103,15 @@ def transformers_layer(shape: Shape, implementation: str, shared: int) -> Deepse
         moe_intermediate_size=shape.F,
         n_routed_experts=shape.E,
         num_experts_per_tok=shape.K,
-        n_shared_experts=shared,
+        n_shared_experts=max(shared, 1),
         n_group=1,
         topk_group=1,
     )
     config._experts_implementation = implementation
     torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that shared experts of width 0 have nothing to initialise
-        layer = DeepseekV3MoE(config)
+    layer = DeepseekV3MoE(config)
+    if not shared:
+        layer.shared_experts = Nothing()
     for weight in layer.parameters():
         nn.init.normal_(weight, std=0.02)
     return layer
@@ -135,21 +150,56 @@ def multiplications(shape: Shape, counts: list[int]) -> Call:
     return call
 
 
-def field(shape: Shape, shared: int) -> dict[str, Call]:
-    """Everybody who can start with all tokens, ours first."""
+def make(name: str, shape: Shape, shared: int) -> Call:
+    """A contestant by its name in the table."""
     hidden, upstream = batch(shape)
-    theirs = {name: transformers_layer(shape, name, shared) for name in THEIR_IMPLEMENTATIONS}
-    ours = {name: OurMoE(theirs["grouped_mm"], name) for name in ("auto", "grouped", "padded")}
-    check_alike(ours["auto"], theirs["grouped_mm"], hidden, upstream)
-    experts = theirs["grouped_mm"].gate(hidden)[2]
-    counts = torch.bincount(experts.flatten(), minlength=shape.E).tolist()
-    return {
-        OURS: step(ours["auto"], hidden, upstream),
-        "equipoise grouped": step(ours["grouped"], hidden, upstream),
-        "equipoise padded": step(ours["padded"], hidden, upstream),
-        **{f"transformers {name}": step(layer, hidden, upstream) for name, layer in theirs.items()},
-        LIMIT: multiplications(shape, counts),
-    }
+    if name.startswith("transformers"):
+        return step(transformers_layer(shape, name.split()[1], shared), hidden, upstream)
+    theirs = transformers_layer(shape, "grouped_mm", shared)
+    if name == LIMIT:
+        experts = theirs.gate(hidden)[2]
+        return multiplications(shape, torch.bincount(experts.flatten(), minlength=shape.E).tolist())
+    ours = OurMoE(theirs, OUR_IMPLEMENTATIONS[name])
+    check_alike(ours, theirs, hidden, upstream)
+    return step(ours, hidden, upstream)
+
+
+class Contestant:
+    """A process that runs one step whenever it is told to."""
+
+    def __init__(self, name: str, shape: Shape, options: argparse.Namespace) -> None:
+        self.line, theirs = multiprocessing.Pipe()
+        context = multiprocessing.get_context("spawn")
+        self.process = context.Process(target=serve, args=(theirs, name, shape, options), daemon=True)
+        self.process.start()
+        self.line.recv()
+
+    def __call__(self) -> None:
+        self.line.send("step")
+        self.line.recv()
+
+    def leave(self) -> None:
+        self.line.send(None)
+        self.process.join()
+
+
+def serve(line: Connection, name: str, shape: Shape, options: argparse.Namespace) -> None:
+    torch.set_num_threads(options.threads)
+    if options.keep_memory:
+        keep_memory()
+    call = make(name, shape, options.shared)
+    line.send("ready")
+    while line.recv() is not None:
+        call()
+        line.send("done")
+
+
+def run(shape: Shape, names: tuple[str, ...], rounds: int, options: argparse.Namespace) -> dict[str, Timing]:
+    contestants = {name: Contestant(name, shape, options) for name in names}
+    timings = race(contestants, rounds)
+    for contestant in contestants.values():
+        contestant.leave()
+    return timings
 
 
 def batch(shape: Shape) -> tuple[Tensor, Tensor]:
@@ -170,14 +220,6 @@ def check_alike(ours: OurMoE, theirs: DeepseekV3MoE, hidden: Tensor, upstream: T
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
 
 
-def few_tokens(shape: Shape, shared: int) -> dict[str, Timing]:
-    """batched_mm, with as many tokens as memory is sure to hold."""
-    few = shape._replace(T=FEW_TOKENS)
-    hidden, upstream = batch(few)
-    layers = {name: transformers_layer(few, name, shared) for name in ("grouped_mm", "batched_mm")}
-    return race({name: step(layer, hidden, upstream) for name, layer in layers.items()}, rounds=5)
-
-
 def table(shape: Shape, timings: dict[str, Timing]) -> Table:
     limit = timings[LIMIT]
     table = Table(title=str(shape), title_justify="left")
@@ -196,12 +238,31 @@ def table(shape: Shape, timings: dict[str, Timing]) -> Table:
     return table
 
 
-def verdict(shape: Shape, timings: dict[str, Timing]) -> str:
+class OtherNeighbours(Neighbours):
+    """Neighbours other than our own contestants, all of whom must have left when the block ends."""
+
+    def __enter__(self) -> OtherNeighbours:
+        self._children, self._start = _children_seconds(), perf_counter()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        ours = (_children_seconds() - self._children) / (perf_counter() - self._start) / (os.cpu_count() or 1)
+        self.share = max(0.0, self.share - ours)
+
+
+def _children_seconds() -> float:
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def verdict(shape: Shape, timings: dict[str, Timing], neighbours: Neighbours) -> str:
     rivals = {name: timing for name, timing in timings.items() if name.startswith("transformers")}
     best = min(rivals, key=lambda name: rivals[name].median_ms)
     speedup = timings[best].ratio.median
     result = "[green]PASS[/]" if speedup >= TARGET else "[red]MISSED[/]"
-    doubt = " (on a busy machine)" if timings[LIMIT].busy else ""
+    doubt = f" (others took {neighbours.share:.0%} of the machine: not to be trusted)" if neighbours.busy else ""
     return f"{shape}: at least {TARGET}x as fast as {best}: {speedup:.2f}x: {result}{doubt}"
 
 
@@ -209,21 +270,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: all cores")
     parser.add_argument("--shared", type=int, default=0, help="shared experts on both sides (default: none)")
+    parser.add_argument("--keep-memory", action="store_true", help="let malloc keep what is freed")
     parser.add_argument("--rounds", type=float, default=1.0, help="times the usual number of rounds (default: 1)")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+    options = parser.parse_args()
     console = Console(highlight=False, soft_wrap=True, width=WIDTH)
     console.print(
         f"torch {torch.__version__}, transformers {version('transformers')}, equipoise {version('equipoise')}, "
-        f"{arguments.threads} threads, float32, {arguments.shared} shared experts"
+        f"{options.threads} threads, float32, {options.shared} shared experts"
+        + (", freed memory kept" if options.keep_memory else "")
     )
+    names = (*OUR_IMPLEMENTATIONS, *(f"transformers {name}" for name in THEIR_IMPLEMENTATIONS), LIMIT)
     lines = []
     for shape in SHAPES:
-        timings = race(field(shape, arguments.shared), max(2, round(arguments.rounds * shape.rounds)))
+        with OtherNeighbours() as neighbours:
+            timings = run(shape, names, max(2, round(options.rounds * shape.rounds)), options)
         console.print(table(shape, timings))
-        ratio = few_tokens(shape, arguments.shared)["batched_mm"].ratio.median
+        few = run(shape._replace(T=FEW_TOKENS), ("transformers grouped_mm", "transformers batched_mm"), 5, options)
+        ratio = few["transformers batched_mm"].ratio.median
         console.print(f"transformers batched_mm, on {FEW_TOKENS} tokens: {ratio:.1f}x the time of its grouped_mm")
-        lines.append(verdict(shape, timings))
+        lines.append(verdict(shape, timings, neighbours))
     for line in lines:
         console.print(line)
 
