@@ -114,7 +114,7 @@ def _table(settings: Settings, rows: list[Row]) -> object:
         caption=f"imbalance: mean |load - target| / target; final: mean of the last third of the steps; floor: "
         f"{settings.floor:.4f}, what chance alone leaves; max violation: fullest expert's load / target - 1",
     )
-    table.add_column("balancer")
+    table.add_column("balancer", no_wrap=True, min_width=12)
     for heading in ("first imbalance", "final imbalance", "over the floor", "max violation", "steps to 2x floor"):
         table.add_column(heading, justify="right")
     best = min(row.final_imbalance for row in rows)
