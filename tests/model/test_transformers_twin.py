@@ -1,4 +1,4 @@
-"""The whole model against transformers' GLM-4-MoE, the same architecture once its extras are off: same weights, same answers."""
+"""The whole model against transformers' GLM-4-MoE, the same architecture without its extras: same weights, same answers."""
 
 import dataclasses
 
