@@ -23,6 +23,9 @@ _HOMES = {
     "score_function": "equipoise.routing",
     "MoE": "equipoise.layers",
     "Router": "equipoise.layers",
+    "DeepSeekMoE": "equipoise.model",
+    "preset": "equipoise.training",
+    "train": "equipoise.training",
     "Balancer": "equipoise.balancing",
     "balancer": "equipoise.balancing",
     "balancers": "equipoise.balancing",
@@ -30,6 +33,7 @@ _HOMES = {
 
 __all__ = [
     "Balancer",
+    "DeepSeekMoE",
     "Groups",
     "MoE",
     "Router",
@@ -40,14 +44,17 @@ __all__ = [
     "check_scores",
     "idle_share",
     "metrics",
+    "preset",
     "reduce",
     "route",
     "score_function",
+    "train",
 ]
 
 if TYPE_CHECKING:
     from equipoise.balancing import Balancer, balancer, balancers
     from equipoise.layers import MoE, Router
+    from equipoise.model import DeepSeekMoE
     from equipoise.routing import (
         Groups,
         Routing,
@@ -59,6 +66,7 @@ if TYPE_CHECKING:
         route,
         score_function,
     )
+    from equipoise.training import preset, train
 
 
 def __getattr__(name: str) -> Any:

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import equipoise
 from equipoise.extras import require
@@ -15,12 +16,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         options.run(options)
-    except (ValueError, TypeError, ModuleNotFoundError) as error:
+    except (ValueError, TypeError, ModuleNotFoundError, OSError, FloatingPointError) as error:
         print(f"equipoise: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("equipoise: stopped", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stop:
+        print(f"equipoise: {stop or 'stopped'}", file=sys.stderr)
+        return getattr(stop, "exit_code", 130)
     return 0
 
 
@@ -50,7 +51,21 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--seed", type=int, default=0, help="of the stream (default: %(default)s)")
     demo.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
     demo.set_defaults(run=_demo)
+    _add_train(verbs)
     return parser
+
+
+def _add_train(verbs: Any) -> None:
+    # no character begins a flag here: tyro reads them all, from the dataclass that holds the config
+    train = verbs.add_parser(
+        "train",
+        help="train a DeepSeekMoE with any balancer",
+        add_help=False,
+        prefix_chars="\0",
+        usage=argparse.SUPPRESS,
+    )
+    train.add_argument("arguments", nargs="*")
+    train.set_defaults(run=_train)
 
 
 def _demo(options: argparse.Namespace) -> None:
@@ -70,3 +85,9 @@ def _demo(options: argparse.Namespace) -> None:
         return
     require("rich", extra="report")
     demo.show(settings)
+
+
+def _train(options: argparse.Namespace) -> None:
+    from equipoise.training import command
+
+    command.run(options.arguments)

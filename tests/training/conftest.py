@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.training.micro import small_config
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -21,3 +23,9 @@ def texts(tmp_path_factory):
     for path in (*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"):
         (folder / path.name).write_text(path.read_text())
     return folder
+
+
+@pytest.fixture
+def micro(texts, tmp_path):
+    """Makes configs of a training that takes a second."""
+    return lambda **changes: small_config(texts, **{"out": str(tmp_path / "run"), **changes})
