@@ -65,7 +65,7 @@ class Checkpoints:
                 sizes = {file.name: file.stat().st_size for file in sorted(unfinished.iterdir())}
                 write_json(unfinished / "state.json", {"format": FORMAT, **about, "sharded": sharded, "files": sizes})
                 publish(unfinished, path)
-        except (OSError, require("safetensors", extra="train").SafetensorError) as error:
+        except (OSError, dcp.CheckpointException, require("safetensors", extra="train").SafetensorError) as error:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise OSError(
                 f"the checkpoint of step {about['step']} could not be written: {error}. {self._left()}"

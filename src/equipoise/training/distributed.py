@@ -11,6 +11,7 @@ collective
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +24,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from equipoise.model import DeepSeekMoE
 from equipoise.training.config import Config
+
+# the newer name of broadcast_buffers
+_NEWER = "forward_sync_buffers"
+_SYNC_BUFFERS = _NEWER if _NEWER in inspect.signature(DistributedDataParallel).parameters else "broadcast_buffers"
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ def share_out(net: DeepSeekMoE, world: World, config: Config) -> nn.Module:
     if world.ranks == 1:
         return net
     if config.parallel == "ddp":
-        return DistributedDataParallel(net, broadcast_buffers=False)  # balancers are alike already
+        return DistributedDataParallel(net, **{_SYNC_BUFFERS: False})  # balancers are alike already
     for block in net.blocks:
         fully_shard(block)
     fully_shard(net)
