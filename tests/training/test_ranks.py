@@ -21,7 +21,7 @@ from tests.ranks import on_ranks
 from tests.training.micro import rows, small_config
 
 LOSS_TOLERANCE = 1e-3
-"""relative, after eight steps: sums are taken in another order, and where two experts are nearly tied a token may change sides"""
+"""relative, after eight steps: sums are taken in another order, and a token may change sides where two experts nearly tie"""
 LOAD_TOLERANCE = 0.02
 """of all choices of a step that may have changed sides"""
 

@@ -15,6 +15,7 @@ import inspect
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -78,7 +79,8 @@ def share_out(net: DeepSeekMoE, world: World, config: Config) -> nn.Module:
     if world.ranks == 1:
         return net
     if config.parallel == "ddp":
-        return DistributedDataParallel(net, **{_SYNC_BUFFERS: False})  # balancers are alike already
+        options: dict[str, Any] = {_SYNC_BUFFERS: False}  # balancers are alike already
+        return DistributedDataParallel(net, **options)
     for block in net.blocks:
         fully_shard(block)
     fully_shard(net)
