@@ -7,7 +7,7 @@ taken a few at a time, and since the loss is the end of the network, their gradi
 
     d loss / d logits = (softmax(logits) - onehot(target)) / tokens
 
-is known at once: each slice of logits is turned into its gradient in place, multiplied out and forgotten. Backward only scales.
+is known at once: each slice of logits is turned into powers in place, multiplied out and forgotten. Backward only scales.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from torch.autograd.function import once_differentiable
 
 LOGITS = 2**21
 """how many logits to hold at a time: 8 MB, which a processor's cache still helps with; on other devices 16 times as many"""
+ROWS = 256
+"""but at least so many rows: every slice goes through the whole gradient of the weight once more"""
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -63,13 +65,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
         d_weight = torch.zeros_like(weight, dtype=torch.float32)
         for part, target, d_part in zip(rows.split(size), targets.split(size), d_rows.split(size), strict=True):
             logits = (part @ weight.T).float()
-            log_norm = logits.logsumexp(1, keepdim=True)
-            total += (log_norm - logits.gather(1, target.unsqueeze(1))).sum()
-            slope = logits.sub_(log_norm).exp_()  # the softmax
-            slope.scatter_add_(1, target.unsqueeze(1), slope.new_full((len(target), 1), -1.0))
-            slope = slope.mul_(1 / len(rows)).to(rows.dtype)
-            torch.mm(slope, weight, out=d_part)
-            d_weight.addmm_(slope.T, part) if rows.dtype == torch.float32 else d_weight.add_(slope.T @ part)
+            largest = logits.amax(1)
+            wanted = logits.gather(1, target.unsqueeze(1)).squeeze(1)
+            powers = logits.sub_(largest.unsqueeze(1)).exp_()
+            norm = powers.sum(1)
+            total += (norm.log() + largest - wanted).sum()
+            # softmax = powers / norm. Rows have V numbers here and D there: it is there that they are divided
+            share = (1 / (norm * len(rows))).unsqueeze(1)
+            powers = powers.to(rows.dtype)
+            torch.mm(powers, weight, out=d_part)
+            d_part.mul_(share).sub_(weight.index_select(0, target), alpha=1 / len(rows))
+            _add_product(d_weight, powers.T, (part * share).to(rows.dtype))
+            d_weight.index_add_(0, target, part.float(), alpha=-1 / len(rows))
         ctx.save_for_backward(d_rows, d_weight.to(weight.dtype))
         return total / len(rows)
 
@@ -80,6 +87,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return d_rows * grad, d_weight * grad, None
 
 
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right, where total may be more precise."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    else:
+        total.add_(left @ right)
+
+
 def _slice_size(weight: Tensor) -> int:
     logits = LOGITS if weight.device.type == "cpu" else 16 * LOGITS
-    return max(1, logits // len(weight))
+    return max(ROWS, logits // len(weight))
