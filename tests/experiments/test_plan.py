@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import equipoise
 from equipoise.experiments.plan import GPUS, _rows, expected_maximum, flops_per_token, idle_share, plan
 from equipoise.training import preset
-from tests.model.test_transformers_twin import theirs
+from tests.model.twin import theirs
 
 
 def test_the_papers_epochs():

@@ -6,6 +6,8 @@ s * base^(-2j/d). So a query and a key meet at an angle that depends only on how
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -33,9 +35,7 @@ class Rotary(nn.Module):
     def forward(self, heads: Tensor) -> Tensor:
         """Turn heads (..., S, d), in float32 whatever their dtype."""
         S = heads.shape[-2]
-        cos, sin = self.cos[:S].float(), self.sin[:S].float()
-        one, other = heads.float().chunk(2, dim=-1)
-        return torch.cat((one * cos - other * sin, other * cos + one * sin), dim=-1).to(heads.dtype)
+        return _Turn.apply(heads, self.cos[:S].float(), self.sin[:S].float())
 
     def _angles(self, device: torch.device | None) -> tuple[Tensor, Tensor]:
         pairs = torch.arange(0, self.head_size, 2, dtype=torch.float32, device=device) / self.head_size
@@ -43,6 +43,30 @@ class Rotary(nn.Module):
             torch.arange(self.sequence_length, dtype=torch.float32, device=device), 1.0 / self.base**pairs
         )
         return angles.cos(), angles.sin()
+
+
+class _Turn(torch.autograd.Function):
+    """A rotation, whose gradient is the rotation back: nothing of the heads needs to be kept."""
+
+    @staticmethod
+    def forward(ctx: Any, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turned(heads, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        return _turned(grad, cos, -sin), None, None
+
+
+def _turned(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    precise = heads.to(torch.promote_types(heads.dtype, torch.float32))
+    one, other = precise.chunk(2, dim=-1)
+    result = torch.empty_like(precise)
+    first, second = result.chunk(2, dim=-1)
+    torch.mul(one, cos, out=first).addcmul_(other, sin, value=-1)
+    torch.mul(other, cos, out=second).addcmul_(one, sin)
+    return result.to(heads.dtype)
 
 
 class Attention(nn.Module):
