@@ -6,8 +6,8 @@
 
 The twin is GLM-4-MoE (transformers), which with its extras off is our model: rotary multi-head attention, SwiGLU, one dense
 layer, shared experts, sigmoid gates. Both sides start from the same weights, read the same tokens, and do what a step of
-training does: forward, loss, backward, clip, fused AdamW. Ours also counts and balances. The first losses are compared before the
-race, and each side has a process of its own (see bench_moe.py for why). transformers runs with each implementation of its experts.
+training does: forward, loss, backward, clip, fused AdamW. Ours also counts and balances. The first losses are compared, and
+each side has a process of its own (see bench_moe.py for why). transformers runs with each implementation of its experts.
 
 Balancing is what `tally`, `reduce` and `update` take, all layers together, of a step of ours.
 """
