@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ import torch
 
 import equipoise
 from equipoise.trace import Trace
-from equipoise.training import train
+from equipoise.training import loop, observers, train
 from equipoise.training.config import read
 from tests.training.micro import rows, without_times
 
@@ -139,3 +141,44 @@ def test_folders_are_not_overwritten(micro):
 def test_batches_must_divide(micro, changes):
     with pytest.raises(ValueError, match="which do not divide into micro-batches of 3"):
         train(micro(**changes))
+
+
+def test_a_terminal_sees_progress(micro, monkeypatch, capsys):
+    monkeypatch.setattr(loop, "on_a_terminal", lambda: True)
+    train(micro())
+    shown = capsys.readouterr()
+    assert "step 8: validation loss" in shown.err
+    assert "8/8" in shown.err
+    assert shown.out == ""
+
+
+def test_elsewhere_it_is_quiet(micro, capfd):
+    train(micro(steps=2))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_tensorboard_is_told(micro, monkeypatch):
+    """With a stand-in for its writer: the package is optional."""
+    written = []
+
+    class Writer:
+        def __init__(self, folder, purge_step):
+            written.append(("from", purge_step, 0))
+
+        def add_scalar(self, name, value, step):
+            written.append((name, value, step))
+
+        def close(self):
+            written.append(("closed", 0, 0))
+
+    fake = types.ModuleType("torch.utils.tensorboard")
+    fake.SummaryWriter = Writer
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    monkeypatch.setattr(observers, "has_tensorboard", lambda: True)
+    config = micro(steps=3)
+    train(config)
+    losses = [value for name, value, _ in written if name == "train/loss"]
+    assert losses == [row["loss"] for row in rows(config, "train")]
+    assert written[0] == ("from", 1, 0)
+    assert written[-1][0] == "closed"
+    assert ("train/imbalance/1", rows(config, "train")[2]["layers"]["imbalance"][1], 3) in written
