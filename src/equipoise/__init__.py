@@ -21,6 +21,9 @@ _HOMES = {
     "reduce": "equipoise.routing",
     "route": "equipoise.routing",
     "score_function": "equipoise.routing",
+    "Solution": "equipoise.assignment",
+    "evaluate": "equipoise.assignment",
+    "solve": "equipoise.assignment",
     "MoE": "equipoise.layers",
     "Router": "equipoise.layers",
     "Balancer": "equipoise.balancing",
@@ -34,18 +37,22 @@ __all__ = [
     "MoE",
     "Router",
     "Routing",
+    "Solution",
     "Tally",
     "balancer",
     "balancers",
     "check_scores",
+    "evaluate",
     "idle_share",
     "metrics",
     "reduce",
     "route",
     "score_function",
+    "solve",
 ]
 
 if TYPE_CHECKING:
+    from equipoise.assignment import Solution, evaluate, solve
     from equipoise.balancing import Balancer, balancer, balancers
     from equipoise.layers import MoE, Router
     from equipoise.routing import (

@@ -15,7 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         options.run(options)
-    except (ValueError, TypeError, ModuleNotFoundError) as error:
+    except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:
         print(f"equipoise: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -50,7 +50,30 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--seed", type=int, default=0, help="of the stream (default: %(default)s)")
     demo.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
     demo.set_defaults(run=_demo)
+    _add_solve(verbs)
     return parser
+
+
+def _add_solve(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    solve = verbs.add_parser(
+        "solve",
+        help="the exact optimum of the assignment problem for a file of scores",
+        description="Give every token K experts and every expert its load so that the sum of scores is greatest; with proof.",
+        epilog="examples:\n  equipoise solve scores.npy --top-k 6\n"
+        "  equipoise solve layers.safetensors --name layer3 --top-k 8 --shift shift.npy\n"
+        "  equipoise solve scores.npy --top-k 6 --out optimum.npz --json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    solve.add_argument("file", metavar="FILE", help="scores (tokens, experts): .npy, .npz or .safetensors")
+    solve.add_argument("--top-k", type=int, required=True, metavar="K", help="experts each token takes")
+    solve.add_argument(
+        "--name", help="which array of FILE, where it holds several (default: 'scores', or the only one)"
+    )
+    solve.add_argument("--target", metavar="FILE", help="loads wanted, one for each expert (default: all equal)")
+    solve.add_argument("--shift", metavar="FILE", help="a shift to start from, and to compare with the optimum")
+    solve.add_argument("--out", metavar="FILE", help="write experts, loads and shift here: .npz or .safetensors")
+    solve.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
+    solve.set_defaults(run=_solve)
 
 
 def _demo(options: argparse.Namespace) -> None:
@@ -70,3 +93,13 @@ def _demo(options: argparse.Namespace) -> None:
         return
     require("rich", extra="report")
     demo.show(settings)
+
+
+def _solve(options: argparse.Namespace) -> None:
+    from equipoise.assignment import command
+
+    command.run(
+        command.Request(
+            options.file, options.top_k, options.name, options.target, options.shift, options.out, options.json
+        )
+    )
