@@ -1,0 +1,183 @@
+"""The paper's primal-dual loop on fixed scores (eqs. 4 and 5), and its fast twin.
+
+    x^n = top-K of scores + p^n         A^n = column sums of x^n         p^(n+1) = p^n + rule(n, L - A^n)
+
+`iterate` is that, line by line. `iterate_fast` gives the same path to the last bit without touching T * E numbers at each
+step. It remembers an anchor: a shift under which every token's choice and margin (K-th minus (K+1)-th shifted score) are
+known. If the shift has since moved by d, no difference of two experts has changed by more than max d - min d, the reach; a
+token whose margin is greater chooses as it did at the anchor. Only the others, a prefix of the tokens sorted by margin, are
+chosen for again. A new anchor is taken when the work since the last one has cost as much as an anchor does.
+
+Ties go to the expert with the lowest index, in both. T tokens, E experts, K choices, N steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[np.float64]
+Rule = Callable[[int, Array], Array]
+"""(n = 1, 2, ..., target load - load) -> what to add to the shift"""
+
+
+class FixedScores(NamedTuple):
+    """A batch that never changes: what the deterministic statements are about."""
+
+    scores: Array
+    """(T, E)"""
+    top_k: int
+
+
+class Path(NamedTuple):
+    """Where the loop went."""
+
+    shifts: Array
+    """(N+1, E): p^0 ... p^N"""
+    loads: NDArray[np.int64]
+    """(N+1, E): A^0 ... A^N, each under the shift of the same row"""
+
+
+def deepseek(u: float) -> Rule:
+    """u sign(L - A): the paper's eqs. 1 and 7."""
+    return lambda n, gap: u * np.sign(gap)
+
+
+def inverse(u: float) -> Rule:
+    """(u / n) (L - A), counts."""
+    return lambda n, gap: u / n * gap
+
+
+def inverse_sqrt(u: float) -> Rule:
+    """(u / sqrt n) (L - A), counts."""
+    return lambda n, gap: u / np.sqrt(n) * gap
+
+
+def choose(shifted: Array, top_k: int) -> NDArray[np.bool_]:
+    """(T, E) -> which experts each token takes: its K largest, of equal ones the first."""
+    least = np.partition(shifted, -top_k, axis=1)[:, -top_k, None]
+    chosen, equal = shifted > least, shifted == least
+    room = top_k - chosen.sum(1, keepdims=True)
+    return chosen | (equal & (equal.cumsum(1) <= room))
+
+
+def iterate(problem: FixedScores, rule: Rule, steps: int, *, shift: ArrayLike | None = None) -> Path:
+    """The loop, to be read. `problem` is anything with scores (T, E) and top_k; the shift starts at 0 unless given."""
+    scores, top_k, path = _start(problem, steps, shift)
+    target = top_k * len(scores) / scores.shape[1]
+    for n in range(steps + 1):
+        path.loads[n] = choose(scores + path.shifts[n], top_k).sum(0)  # the primal update
+        if n < steps:
+            path.shifts[n + 1] = path.shifts[n] + rule(n + 1, target - path.loads[n])  # the dual update
+    return path
+
+
+def iterate_fast(problem: FixedScores, rule: Rule, steps: int, *, shift: ArrayLike | None = None) -> Path:
+    """`iterate`, the same to the last bit, at a cost that follows the tokens near their boundary."""
+    scores, top_k, path = _start(problem, steps, shift)
+    target = top_k * len(scores) / scores.shape[1]
+    anchor = _Anchor(scores, top_k, path.shifts[0])
+    for n in range(steps + 1):
+        path.loads[n] = anchor.loads_at(path.shifts[n])
+        if n < steps:
+            path.shifts[n + 1] = path.shifts[n] + rule(n + 1, target - path.loads[n])
+    return path
+
+
+def _start(problem: FixedScores, steps: int, shift: ArrayLike | None) -> tuple[Array, int, Path]:
+    scores = np.ascontiguousarray(problem.scores, np.float64)
+    if scores.ndim != 2 or not 1 <= problem.top_k <= scores.shape[1]:
+        raise ValueError(
+            f"top_k = {problem.top_k} of scores of shape {scores.shape}: they are (T, E), and 1 <= top_k <= E"
+        )
+    if not np.isfinite(scores).all():
+        raise ValueError("scores must be finite")
+    shape = (steps + 1, scores.shape[1])
+    path = Path(np.empty(shape), np.empty(shape, np.int64))
+    path.shifts[0] = 0.0 if shift is None else shift
+    return scores, problem.top_k, path
+
+
+class _Anchor:
+    """Every token's choice under one shift, and what it takes to change it."""
+
+    def __init__(self, scores: Array, top_k: int, shift: Array) -> None:
+        self.scores, self.top_k, self.largest = scores, top_k, float(np.abs(scores).max(initial=0.0))
+        self._drop(shift)
+
+    def loads_at(self, shift: Array) -> NDArray[np.int64]:
+        moved = shift - self.shift
+        # shifted scores are rounded: half an ulp each, here and at the anchor
+        rounding = 4 * np.finfo(np.float64).eps * (self.largest + np.abs(shift).max() + np.abs(self.shift).max())
+        near = int(np.searchsorted(self.margins, moved.max() - moved.min() + rounding, side="right"))
+        self.work += near
+        if self.work > len(self.scores):
+            self._drop(shift)
+            return self.loads.copy()
+        return _recount(self.scores, shift, self.order[:near], self.experts, self.loads, self.top_k)
+
+    def _drop(self, shift: Array) -> None:
+        self.shift, self.work = shift.copy(), 0
+        self.experts, margins, self.loads = _take(self.scores, shift, self.top_k)
+        self.order = np.argsort(margins, kind="stable")
+        self.margins = margins[self.order]
+
+
+@njit(cache=True)
+def _best(row: Array, shift: Array, experts: NDArray[np.int64], values: Array) -> None:
+    """The len(values) largest of row + shift, largest first, into experts and values. An equal one never passes an earlier."""
+    kept = 0
+    for k in range(row.size):
+        value = row[k] + shift[k]
+        if kept == values.size:
+            if value <= values[kept - 1]:
+                continue
+            at = kept - 1
+        else:
+            at = kept
+            kept += 1
+        while at > 0 and value > values[at - 1]:
+            values[at], experts[at] = values[at - 1], experts[at - 1]
+            at -= 1
+        values[at], experts[at] = value, k
+
+
+@njit(cache=True)
+def _take(scores: Array, shift: Array, top_k: int) -> tuple[NDArray[np.int64], Array, NDArray[np.int64]]:
+    """Every token's choice (T, K), its margin (T), and the loads (E)."""
+    T, E = scores.shape
+    chosen, margins, loads = np.empty((T, top_k), np.int64), np.full(T, np.inf), np.zeros(E, np.int64)
+    kept = min(top_k + 1, E)
+    experts, values = np.empty(kept, np.int64), np.empty(kept)
+    for i in range(T):
+        _best(scores[i], shift, experts, values)
+        for j in range(top_k):
+            chosen[i, j] = experts[j]
+            loads[experts[j]] += 1
+        if kept > top_k:
+            margins[i] = values[top_k - 1] - values[top_k]
+    return chosen, margins, loads
+
+
+@njit(cache=True)
+def _recount(
+    scores: Array,
+    shift: Array,
+    rows: NDArray[np.int64],
+    before: NDArray[np.int64],
+    loads: NDArray[np.int64],
+    top_k: int,
+) -> NDArray[np.int64]:
+    """Loads when only `rows` choose again."""
+    counted = loads.copy()
+    experts, values = np.empty(top_k, np.int64), np.empty(top_k)
+    for i in rows:
+        _best(scores[i], shift, experts, values)
+        for j in range(top_k):
+            counted[before[i, j]] -= 1
+            counted[experts[j]] += 1
+    return counted
