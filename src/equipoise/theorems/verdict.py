@@ -1,0 +1,81 @@
+"""Verdict: did a statement of the paper apply here, did it hold, and by what margin.
+
+`applies` is apart from `holds`: a theorem whose hypotheses fail is not refuted. A check is a function of one piece of evidence
+(a step, a run, a law) that first calls `require` for each hypothesis and then returns its slack: by how much the conclusion
+holds, negative if it does not, and if it likes a note. `judge` folds the slacks of many pieces into one verdict.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol, TypeVar
+
+
+class Verdict(NamedTuple):
+    """What became of one statement."""
+
+    name: str
+    applies: bool
+    """whether the hypotheses held anywhere"""
+    holds: bool | None
+    """whether the conclusion held everywhere the hypotheses did; None where they never did"""
+    margin: float | None
+    """the least slack, in the statement's own unit (its docstring says which); negative if it does not hold"""
+    worst_step: int | None
+    """where the slack was least"""
+    why: str
+    """which hypothesis failed, or what the margin means here"""
+
+
+class Evidence(Protocol):
+    """What can be checked: it knows at which step of the training or loop it was taken."""
+
+    @property
+    def number(self) -> int: ...
+
+
+class Slack(NamedTuple):
+    """By how much a conclusion holds, and what a reader should know beside."""
+
+    value: float
+    note: str = ""
+
+
+class HypothesisError(Exception):
+    """A hypothesis does not hold; the text says which, in words."""
+
+
+E = TypeVar("E", bound=Evidence)
+
+
+def require(met: bool, otherwise: str) -> None:
+    """A hypothesis."""
+    if not met:
+        raise HypothesisError(otherwise)
+
+
+def judge(name: str, check: Callable[[E], float | Slack], evidence: Iterable[E], meaning: str = "") -> Verdict:
+    """One verdict from many pieces of evidence: the worst slack where the hypotheses hold, and what failed elsewhere."""
+    slacks: list[tuple[float, int, str]] = []
+    unmet: Counter[str] = Counter()
+    for piece in evidence:
+        try:
+            found = check(piece)
+        except HypothesisError as reason:
+            unmet[str(reason)] += 1
+        else:
+            slack = found if isinstance(found, Slack) else Slack(float(found))
+            slacks.append((-math.inf if math.isnan(slack.value) else slack.value, piece.number, slack.note))
+    if not slacks:
+        return Verdict(name, False, None, None, None, _told(unmet) or "there was nothing to check")
+    margin, step, note = min(slacks)
+    told = [note or meaning]
+    if unmet:
+        told.append(f"checked {len(slacks)} of {len(slacks) + unmet.total()}; elsewhere: {_told(unmet)}")
+    return Verdict(name, True, margin >= 0, margin, step, "; ".join(told))
+
+
+def _told(unmet: Counter[str]) -> str:
+    return "; ".join(text for text, _ in unmet.most_common(3))
