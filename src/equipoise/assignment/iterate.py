@@ -1,4 +1,4 @@
-"""The paper's primal-dual loop on fixed scores (eqs. 4 and 5), and its fast twin.
+"""The paper's primal-dual loop on fixed scores (eqs. 7 and 8), and its fast twin.
 
     x^n = top-K of scores + p^n         A^n = column sums of x^n         p^(n+1) = p^n + rule(n, L - A^n)
 
@@ -43,7 +43,7 @@ class Path(NamedTuple):
 
 
 def deepseek(u: float) -> Rule:
-    """u sign(L - A): the paper's eqs. 1 and 7."""
+    """u sign(L - A): the paper's eqs. 3 and 10."""
     return lambda n, gap: u * np.sign(gap)
 
 
