@@ -22,7 +22,7 @@ def laws(experts):
 
 
 def by_subsets(law, shift, top_k):
-    """Prop. 14's proof, literally: sums over sets of experts above v, by trapezoids, which share nothing with our quadrature."""
+    """Prop. 14's proof, literally: sums over sets of experts above v, by trapezoids, sharing nothing with our quadrature."""
     E = law.num_experts
     v = np.linspace(-0.2, 1.2, 20_001)
     phi, below, above = (each(v[:, None] - shift) for each in (law.density, law.below, law.above))

@@ -129,6 +129,19 @@ def test_the_papers_band_is_entered(calm):
     assert band.band_entry(calm).holds
 
 
+def test_the_papers_band_is_entered_in_time():
+    """Four tokens far apart: u-bar is 0.055, and with u = 0.02 the bound is 10 steps."""
+    gamma = 0.5 - np.array([[0, 0.40], [0, 0.29], [0, 0.17], [0, 0.06]])
+    run = run_loop(FixedScores(gamma, 1), deepseek(0.02), 20)
+    assert run.path.loads[0].tolist() == [4, 0]
+    verdict = band.band_entry(run)
+    assert verdict.holds, verdict
+    assert "the bound is 11" in verdict.why
+    loads = run.path.loads.copy()
+    loads[-1] = [4, 0]
+    assert band.band_entry(replace(run, path=Path(run.path.shifts, loads))).holds is False
+
+
 @pytest.mark.parametrize("width", WIDTHS[1:])
 def test_staying_outside_is_caught(width):
     """A run far longer than the bound whose loads are said to be outside at the end."""

@@ -1,7 +1,8 @@
 """Statements 9 and 11: loads enter a band around their target, in finite time, and stay.
 
 How wide the band is depends on how many tokens can move at once (crowding.py): E - 1 if u < u-bar, (E - 1) M(u), or the largest
-B_k(p) over the shifts visited. The proofs use nothing else, so each is checked for all three. Margins of 9 are in tokens, of 11
+B_k(p) over the shifts visited. The proofs use nothing else, so each is checked for all three. (With one tie rule for all steps
+an expert still only loses tokens while overloaded, so only the first form asks for no ties.) Margins of 9 are in tokens, of 11
 in steps.
 """
 
@@ -21,7 +22,9 @@ Width = Callable[[list[Step], list[float]], float]
 
 
 def _paper(steps: list[Step], rates: list[float]) -> float:
-    require_below_u_bar(max(steps, key=lambda step: rates[step.number - steps[0].number]))
+    require_below_u_bar(steps[int(np.argmax(rates))])
+    for step in steps:
+        require_no_ties(step)
     return steps[0].scores.shape[1] - 1
 
 
@@ -86,7 +89,4 @@ def _enters(run: Run, width: Width) -> Slack:
 
 def _deepseek_steps(run: Run) -> tuple[list[Step], list[float]]:
     steps = list(run)
-    rates = [deepseek_rate(step) for step in steps]
-    for step in steps:
-        require_no_ties(step)
-    return steps, rates
+    return steps, [deepseek_rate(step) for step in steps]

@@ -6,8 +6,9 @@ A `Step` is one update on a batch: scores, shift before and after, loads and ste
     a problem    run through the paper's loop here (`run_loop`), in float64
     a Trace      each batch whose scores were kept whole is a run of one step: between the shift before and after its update
 
-Choices are computed from scores + shift in float64, ties to the lowest index, for both iterates alike (errata 16). Recorded
-loads are taken as recorded: if they are not those of the choices, the statements that use them will say so.
+Choices are those of scores + shift in the precision they were made in, ties to the lowest index, for both iterates alike
+(errata 16); everything else is float64. Recorded loads are taken as recorded: if they are not those of the choices, and no tie
+that another router breaks otherwise explains it, the statements that use them will not hold.
 
 Routing does not see a constant added to every shift, nor does the Lagrangian (loads and targets have the same sum), so a rule
 that centres its step is the same rule here: hypotheses about the update are checked up to a constant.
@@ -37,6 +38,14 @@ def lagrangian(scores: Array, shift: Array, choice: Choice, target: Array) -> fl
 def reduced_dual(scores: Array, shift: Array, top_k: int, target: Array) -> float:
     """f(p) = sum of the K largest of gamma + p, minus sum L p: the Lagrangian at its best x."""
     return lagrangian(scores, shift, choose(scores + shift, top_k), target)
+
+
+def margins_of(shifted: Array, top_k: int) -> Array:
+    """(T) K-th less (K+1)-th largest; inf where all are chosen."""
+    if top_k == shifted.shape[1]:
+        return np.full(len(shifted), np.inf)
+    pair = np.partition(shifted, (-top_k - 1, -top_k), axis=1)[:, [-top_k - 1, -top_k]]
+    return pair[:, 1] - pair[:, 0]
 
 
 @dataclass(frozen=True)
@@ -79,6 +88,11 @@ class Step:
         return self.scores + self.shift_after
 
     @cached_property
+    def margins(self) -> Array:
+        """(T) K-th less (K+1)-th shifted score, before."""
+        return margins_of(self.shifted, self.top_k)
+
+    @cached_property
     def changed(self) -> NDArray[np.int64]:
         """The tokens whose choice changed."""
         return np.flatnonzero((self.before != self.after).any(1))
@@ -117,6 +131,8 @@ class Run:
     step_sizes: Array
     first: int = 0
     rounding: float = 1e-15
+    kind: type[np.floating] = np.float64
+    """what the choice was made in: a router adds in float32"""
 
     @property
     def number(self) -> int:
@@ -133,9 +149,9 @@ class Run:
         return list(self._walk())
 
     def _walk(self) -> Iterator[Step]:
-        after = choose(self.scores + self.path.shifts[0], self.top_k)
+        after = self._choice(0)
         for n in range(len(self)):
-            before, after = after, choose(self.scores + self.path.shifts[n + 1], self.top_k)
+            before, after = after, self._choice(n + 1)
             shift, shift_after = self.path.shifts[n : n + 2]
             loads, loads_after = self.path.loads[n : n + 2]
             yield Step(
@@ -152,6 +168,9 @@ class Run:
                 loads_after,
                 self.rounding,
             )
+
+    def _choice(self, n: int) -> Choice:
+        return choose((self.scores + self.path.shifts[n]).astype(self.kind), self.top_k)
 
 
 Source = FixedScores | Run | Trace | Iterable[Run] | Iterable[Step]
@@ -203,12 +222,13 @@ def run_of_record(record: Record, trace: Trace) -> Run:
     target = trace.top_k * len(scores) * weights / weights.sum()
     per_token = {"counts": 1.0, "tokens": 1 / len(scores), "relative": 1 / target}[record.unit]
     shifts = np.stack([record.shift, record.shift_after]).astype(np.float64)
-    loads = np.stack([record.loads, choose(scores + shifts[1], trace.top_k).sum(0)])
-    # a shift of float32 was rounded when it was last moved, and so was the step
-    kind = record.shift.dtype if record.shift.dtype.kind == "f" else np.dtype(np.float64)
-    rounding = 4 * float(np.finfo(kind).eps) * (np.abs(shifts).max() + np.ptp(shifts, axis=0).max())
+    kind = np.result_type(record.scores, record.shift).type  # a router adds in float32, so it chooses in float32
+    after = choose((scores + shifts[1]).astype(kind), trace.top_k)
+    loads = np.stack([record.loads, after.sum(0)])
+    size = np.abs(shifts).max() + np.abs(scores).max() + np.ptp(shifts, axis=0).max()
+    rounding = 4 * float(np.finfo(kind).eps * size)
     sizes = (record.step_size * per_token)[None]
-    return Run(scores, trace.top_k, target, Path(shifts, loads), sizes, record.step, float(rounding) + 1e-15)
+    return Run(scores, trace.top_k, target, Path(shifts, loads), sizes, record.step, rounding, kind)
 
 
 def require_dual_update(step: Step) -> None:
@@ -216,6 +236,9 @@ def require_dual_update(step: Step) -> None:
     require(bool(np.isfinite(step.step_size).all()), "the rule has no step sizes, so its update is not the paper's")
     off = step.shift_after - step.shift - step.step_size * step.gap
     far = off.max() - off.min()
+    miscounted = np.abs(step.loads - step.before.sum(0)).sum()
+    ties = miscounted > 0 and miscounted <= 2 * step.top_k * (step.margins <= step.tiny).sum()
+    require(not ties, "the router broke ties otherwise than by the lowest index, so the choices are not known")
     require(far <= 4 * step.rounding, f"the shift did not move by step size times gap: off by up to {far:.1e}")
 
 
@@ -235,7 +258,5 @@ def require_no_ties(step: Step) -> None:
 
     The proofs use less, and less is asked: none between an expert that is chosen and one that is not.
     """
-    for shifted, choice in ((step.shifted, step.before), (step.shifted_after, step.after)):
-        if step.top_k < shifted.shape[1] and (choice.sum(1) == step.top_k).all():
-            least = np.partition(shifted, (-step.top_k - 1, -step.top_k), axis=1)[:, [-step.top_k - 1, -step.top_k]]
-            require(bool((least[:, 0] < least[:, 1]).all()), "a token's K-th and (K+1)-th shifted scores are equal")
+    least = min(step.margins.min(), margins_of(step.shifted_after, step.top_k).min())
+    require(bool(least > 0), "a token's K-th and (K+1)-th shifted scores are equal")

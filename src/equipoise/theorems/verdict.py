@@ -8,6 +8,7 @@ holds, negative if it does not, and if it likes a note. `judge` folds the slacks
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol, TypeVar
@@ -59,23 +60,26 @@ def require(met: bool, otherwise: str) -> None:
 def judge(name: str, check: Callable[[E], float | Slack], evidence: Iterable[E], meaning: str = "") -> Verdict:
     """One verdict from many pieces of evidence: the worst slack where the hypotheses hold, and what failed elsewhere."""
     slacks: list[tuple[float, int, str]] = []
-    unmet: Counter[str] = Counter()
+    unmet: list[str] = []
     for piece in evidence:
         try:
             found = check(piece)
         except HypothesisError as reason:
-            unmet[str(reason)] += 1
+            unmet.append(str(reason))
         else:
-            slack = found if isinstance(found, Slack) else Slack(float(found))
-            slacks.append((-math.inf if math.isnan(slack.value) else slack.value, piece.number, slack.note))
+            value, note = found if isinstance(found, Slack) else (found, "")
+            slacks.append((-math.inf if math.isnan(value) else float(value), piece.number, note))
     if not slacks:
         return Verdict(name, False, None, None, None, _told(unmet) or "there was nothing to check")
     margin, step, note = min(slacks)
     told = [note or meaning]
     if unmet:
-        told.append(f"checked {len(slacks)} of {len(slacks) + unmet.total()}; elsewhere: {_told(unmet)}")
+        told.append(f"checked {len(slacks)} of {len(slacks) + len(unmet)}; elsewhere: {_told(unmet)}")
     return Verdict(name, True, margin >= 0, margin, step, "; ".join(told))
 
 
-def _told(unmet: Counter[str]) -> str:
-    return "; ".join(text for text, _ in unmet.most_common(3))
+def _told(unmet: list[str]) -> str:
+    """The commonest reasons, one example each: those that differ in their figures only are one reason."""
+    examples = {re.sub(r"[\d.e+-]+", "#", text): text for text in reversed(unmet)}
+    common = Counter(re.sub(r"[\d.e+-]+", "#", text) for text in unmet).most_common(2)
+    return "; ".join(examples[kind] for kind, _ in common)
