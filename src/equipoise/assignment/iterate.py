@@ -3,10 +3,15 @@
     x^n = top-K of scores + p^n         A^n = column sums of x^n         p^(n+1) = p^n + rule(n, L - A^n)
 
 `iterate` is that, line by line. `iterate_fast` gives the same path to the last bit without touching T * E numbers at each
-step. It remembers an anchor: a shift under which every token's choice and margin (K-th minus (K+1)-th shifted score) are
-known. If the shift has since moved by d, no difference of two experts has changed by more than max d - min d, the reach; a
-token whose margin is greater chooses as it did at the anchor. Only the others, a prefix of the tokens sorted by margin, are
-chosen for again. A new anchor is taken when the work since the last one has cost as much as an anchor does.
+step. It remembers an anchor: a shift under which every token's choice is known. If the shift has since moved by d, no
+difference of two experts has changed by more than max d - min d, the reach. So
+
+    a token whose margin (K-th minus (K+1)-th shifted score) is greater than the reach chooses as it did at the anchor;
+    of the others, an expert that led the best one left out by more than the reach is still chosen, and one that trailed the
+    worst chosen by more is still left out.
+
+What remains are a few tokens, a prefix of them sorted by margin, with a few experts each, the contenders, for a few seats.
+They are listed once for all reaches up to a horizon; beyond it, or when listing them anew pays, a new anchor is taken.
 
 Ties go to the expert with the lowest index, in both. T tokens, E experts, K choices, N steps.
 """
@@ -103,7 +108,7 @@ def _start(problem: FixedScores, steps: int, shift: ArrayLike | None) -> tuple[A
 
 
 class _Anchor:
-    """Every token's choice under one shift, and what it takes to change it."""
+    """Every token's choice under one shift, and who may change it within a horizon."""
 
     def __init__(self, scores: Array, top_k: int, shift: Array) -> None:
         self.scores, self.top_k, self.largest = scores, top_k, float(np.abs(scores).max(initial=0.0))
@@ -113,18 +118,26 @@ class _Anchor:
         moved = shift - self.shift
         # shifted scores are rounded: half an ulp each, here and at the anchor
         rounding = 4 * np.finfo(np.float64).eps * (self.largest + np.abs(shift).max() + np.abs(self.shift).max())
-        near = int(np.searchsorted(self.margins, moved.max() - moved.min() + rounding, side="right"))
-        self.work += near
-        if self.work > len(self.scores):
+        reach = moved.max() - moved.min() + rounding
+        near = int(np.searchsorted(self.margins, reach, side="right"))
+        self.work += int(self.starts[min(near, self.starts.size - 1)])
+        if reach > self.horizon or self.work > self.scores.size:
             self._drop(shift)
             return self.loads.copy()
-        return _recount(self.scores, shift, self.order[:near], self.experts, self.loads, self.top_k)
+        return _recount(shift, near, self.starts, self.seats, self.experts, self.values, self.chosen, self.loads)
 
     def _drop(self, shift: Array) -> None:
         self.shift, self.work = shift.copy(), 0
-        self.experts, margins, self.loads = _take(self.scores, shift, self.top_k)
-        self.order = np.argsort(margins, kind="stable")
-        self.margins = margins[self.order]
+        edges, self.loads = _take(self.scores, shift, self.top_k)
+        margins = edges[:, 0] - edges[:, 1]
+        # half the tokens: a horizon far enough for many steps, and near enough for few contenders
+        self.horizon = float(np.median(margins)) if self.top_k < self.scores.shape[1] else np.inf
+        order = np.flatnonzero(margins <= self.horizon)
+        order = order[np.argsort(margins[order], kind="stable")]
+        self.margins = margins[order]
+        self.starts, self.seats, self.experts, self.values, self.chosen = _contenders(
+            self.scores, shift, self.top_k, order, edges, self.horizon
+        )
 
 
 @njit(cache=True)
@@ -147,37 +160,86 @@ def _best(row: Array, shift: Array, experts: NDArray[np.int64], values: Array) -
 
 
 @njit(cache=True)
-def _take(scores: Array, shift: Array, top_k: int) -> tuple[NDArray[np.int64], Array, NDArray[np.int64]]:
-    """Every token's choice (T, K), its margin (T), and the loads (E)."""
+def _take(scores: Array, shift: Array, top_k: int) -> tuple[Array, NDArray[np.int64]]:
+    """(T, 2) every token's K-th and (K+1)-th shifted score (-inf where there is none), and the loads (E)."""
     T, E = scores.shape
-    chosen, margins, loads = np.empty((T, top_k), np.int64), np.full(T, np.inf), np.zeros(E, np.int64)
+    edges, loads = np.full((T, 2), -np.inf), np.zeros(E, np.int64)
     kept = min(top_k + 1, E)
     experts, values = np.empty(kept, np.int64), np.empty(kept)
     for i in range(T):
         _best(scores[i], shift, experts, values)
         for j in range(top_k):
-            chosen[i, j] = experts[j]
             loads[experts[j]] += 1
-        if kept > top_k:
-            margins[i] = values[top_k - 1] - values[top_k]
-    return chosen, margins, loads
+        edges[i, : kept - top_k + 1] = values[top_k - 1 :]
+    return edges, loads
+
+
+@njit(cache=True)
+def _contenders(
+    scores: Array, shift: Array, top_k: int, rows: NDArray[np.int64], edges: Array, horizon: float
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], Array, NDArray[np.bool_]]:
+    """For each of `rows`, those within the horizon of its threshold: where its list starts, how many seats they contend for,
+    and of each contender its index, score, and whether it has a seat now. Of equal ones the first has it, as everywhere."""
+    starts, seats = np.zeros(rows.size + 1, np.int64), np.zeros(rows.size, np.int64)
+    room = 1024
+    experts, values, chosen = np.empty(room, np.int64), np.empty(room), np.empty(room, np.bool_)
+    at = 0
+    for n in range(rows.size):
+        row, worst, best = scores[rows[n]], edges[rows[n], 0], edges[rows[n], 1]
+        if at + row.size > room:
+            room = 2 * room + row.size
+            experts = np.concatenate((experts, np.empty(room - experts.size, np.int64)))
+            values = np.concatenate((values, np.empty(room - values.size)))
+            chosen = np.concatenate((chosen, np.empty(room - chosen.size, np.bool_)))
+        above = 0
+        for k in range(row.size):
+            above += row[k] + shift[k] > worst
+        ties = top_k - above  # seats left for those that equal the K-th
+        for k in range(row.size):
+            value = row[k] + shift[k]
+            seated = value > worst
+            if value == worst and ties > 0:
+                seated = True
+                ties -= 1
+            if (seated and value - best <= horizon) or (not seated and worst - value <= horizon):
+                experts[at], values[at], chosen[at] = k, row[k], seated
+                seats[n] += seated
+                at += 1
+        starts[n + 1] = at
+    return starts, seats, experts[:at].copy(), values[:at].copy(), chosen[:at].copy()
 
 
 @njit(cache=True)
 def _recount(
-    scores: Array,
     shift: Array,
-    rows: NDArray[np.int64],
-    before: NDArray[np.int64],
+    near: int,
+    starts: NDArray[np.int64],
+    seats: NDArray[np.int64],
+    experts: NDArray[np.int64],
+    scores: Array,
+    chosen: NDArray[np.bool_],
     loads: NDArray[np.int64],
-    top_k: int,
 ) -> NDArray[np.int64]:
-    """Loads when only `rows` choose again."""
+    """Loads when only the contenders of the first `near` tokens choose again."""
     counted = loads.copy()
-    experts, values = np.empty(top_k, np.int64), np.empty(top_k)
-    for i in rows:
-        _best(scores[i], shift, experts, values)
-        for j in range(top_k):
-            counted[before[i, j]] -= 1
-            counted[experts[j]] += 1
+    best, values = np.empty(shift.size, np.int64), np.empty(shift.size)
+    for n in range(near):
+        start, stop = starts[n], starts[n + 1]
+        kept = 0
+        for c in range(start, stop):
+            value, at = scores[c] + shift[experts[c]], kept
+            if chosen[c]:
+                counted[experts[c]] -= 1
+            if kept < seats[n]:
+                kept += 1
+            elif value <= values[kept - 1]:
+                continue
+            else:
+                at = kept - 1
+            while at > 0 and value > values[at - 1]:
+                values[at], best[at] = values[at - 1], best[at - 1]
+                at -= 1
+            values[at], best[at] = value, experts[c]
+        for j in range(kept):
+            counted[best[j]] += 1
     return counted
