@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -23,7 +24,7 @@ from timing import Neighbours
 
 from equipoise.assignment.densities import Beta
 from equipoise.assignment.expected import Expected
-from equipoise.assignment.iterate import FixedScores, choose, deepseek, iterate, iterate_fast
+from equipoise.assignment.iterate import FixedScores, Path, choose, deepseek, iterate, iterate_fast
 from equipoise.trace import TraceWriter
 
 T, E, K, RATE = 16_384, 64, 6, 1e-4
@@ -54,12 +55,12 @@ def loop(steps: int) -> Iterator[str]:
         path = iterate_fast(problem, deepseek(RATE), steps)
         fast = perf_counter() - start
         places = range(0, steps, steps // 8)
-        slow = [seconds(lambda at=at: _screen(problem, path, at)) for at in places]  # type: ignore[misc]
+        slow = [seconds(partial(_screen, problem, path, at)) for at in places]
         ratio = float(np.median(slow)) * steps / fast
         yield verdict(f"loop, {name}, {steps} steps in {fast:.1f} s: at least 20x the numpy screen", ratio, ratio >= 20)
 
 
-def _screen(problem: FixedScores, path, at: int) -> None:
+def _screen(problem: FixedScores, path: Path, at: int) -> None:
     """One step of the screen from somewhere on the path, which it must take alike."""
     one = iterate(problem, deepseek(RATE), 0, shift=path.shifts[at])
     assert (one.loads[0] == path.loads[at]).all()
@@ -76,7 +77,7 @@ def expected(draws: int) -> Iterator[str]:
             np.abs(point.selection_probability - reference.selection_probability).max(),
             np.abs(point.boundary_weight - reference.boundary_weight).max(),
         )
-        times[tolerance] = seconds(lambda tol=tolerance: _both(law, shift, tol), repeats=5)  # type: ignore[misc]
+        times[tolerance] = seconds(partial(_both, law, shift, tolerance), repeats=5)
         text = f"expected, E=256, K=8, error {error:.0e} for {tolerance:.0e}"
         if tolerance == 1e-10:
             met = error <= tolerance and times[tolerance] < 1

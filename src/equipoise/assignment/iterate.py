@@ -112,7 +112,7 @@ class _Anchor:
 
     def __init__(self, scores: Array, top_k: int, shift: Array) -> None:
         self.scores, self.top_k, self.largest = scores, top_k, float(np.abs(scores).max(initial=0.0))
-        self._drop(shift)
+        self._drop(shift, np.full(len(scores), -np.inf))
 
     def loads_at(self, shift: Array) -> NDArray[np.int64]:
         moved = shift - self.shift
@@ -122,30 +122,33 @@ class _Anchor:
         near = int(np.searchsorted(self.margins, reach, side="right"))
         self.work += int(self.starts[min(near, self.starts.size - 1)])
         if reach > self.horizon or self.work > self.scores.size:
-            self._drop(shift)
+            # K + 1 experts were at least at the (K+1)-th, and none has lost more than the least move: lower ones cannot count
+            self._drop(shift, self.edges[:, 1] + moved.min() - rounding)
             return self.loads.copy()
         return _recount(shift, near, self.starts, self.seats, self.experts, self.values, self.chosen, self.loads)
 
-    def _drop(self, shift: Array) -> None:
+    def _drop(self, shift: Array, floor: Array) -> None:
         self.shift, self.work = shift.copy(), 0
-        edges, self.loads = _take(self.scores, shift, self.top_k)
-        margins = edges[:, 0] - edges[:, 1]
+        self.edges, self.loads = _take(self.scores, shift, self.top_k, floor)
+        margins = self.edges[:, 0] - self.edges[:, 1]
         # half the tokens: a horizon far enough for many steps, and near enough for few contenders
         self.horizon = float(np.median(margins)) if self.top_k < self.scores.shape[1] else np.inf
         order = np.flatnonzero(margins <= self.horizon)
         order = order[np.argsort(margins[order], kind="stable")]
         self.margins = margins[order]
         self.starts, self.seats, self.experts, self.values, self.chosen = _contenders(
-            self.scores, shift, self.top_k, order, edges, self.horizon
+            self.scores, shift, self.top_k, order, self.edges, self.horizon
         )
 
 
 @njit(cache=True)
-def _best(row: Array, shift: Array, experts: NDArray[np.int64], values: Array) -> None:
-    """The len(values) largest of row + shift, largest first, into experts and values. An equal one never passes an earlier."""
+def _best(row: Array, shift: Array, floor: float, experts: NDArray[np.int64], values: Array) -> None:
+    """The len(values) largest of row + shift, none below floor, largest first. An equal one never passes an earlier."""
     kept = 0
     for k in range(row.size):
         value = row[k] + shift[k]
+        if value < floor:
+            continue
         if kept == values.size:
             if value <= values[kept - 1]:
                 continue
@@ -160,14 +163,14 @@ def _best(row: Array, shift: Array, experts: NDArray[np.int64], values: Array) -
 
 
 @njit(cache=True)
-def _take(scores: Array, shift: Array, top_k: int) -> tuple[Array, NDArray[np.int64]]:
+def _take(scores: Array, shift: Array, top_k: int, floor: Array) -> tuple[Array, NDArray[np.int64]]:
     """(T, 2) every token's K-th and (K+1)-th shifted score (-inf where there is none), and the loads (E)."""
     T, E = scores.shape
     edges, loads = np.full((T, 2), -np.inf), np.zeros(E, np.int64)
     kept = min(top_k + 1, E)
     experts, values = np.empty(kept, np.int64), np.empty(kept)
     for i in range(T):
-        _best(scores[i], shift, experts, values)
+        _best(scores[i], shift, floor[i], experts, values)
         for j in range(top_k):
             loads[experts[j]] += 1
         edges[i, : kept - top_k + 1] = values[top_k - 1 :]
