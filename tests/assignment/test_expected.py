@@ -114,6 +114,13 @@ def test_tolerance_is_kept():
         assert np.abs(rough.boundary_weight - exact.boundary_weight).max() <= tolerance
 
 
+def test_running_out_of_panels_is_told():
+    rough = Histogram(np.random.default_rng(0).integers(0, 9, (24, 60)), np.linspace(0, 1, 61))
+    shift = np.random.default_rng(1).normal(size=24) * 0.1
+    assert Expected(rough, 2, tolerance=1e-14).at(shift).error > 1e-12
+    assert Expected(LAWS["beta"], 2).at(SHIFT).error < 1e-10
+
+
 def test_many_experts_keep_their_digits():
     """E = 256, K = 8, everybody apart: probabilities add up, and the Laplacian agrees with a finer grid."""
     dice = np.random.default_rng(0)

@@ -6,6 +6,9 @@ of each other (statement 7), so the number that can do so is at most the number 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import combinations
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
@@ -20,26 +23,23 @@ def least_gap_difference(scores: Array, enough: float = 0.0) -> float:
     It is about 0.2 / (T E)^2, and 0 with two equal tokens. Stops early, with the difference at hand, once it is at most
     `enough`: whoever asks whether 2u is smaller has the answer then.
     """
-    T, E = scores.shape
     least = np.inf
-    if T < 2:
-        return least
-    for k in range(E):
-        for other in range(k + 1, E):
-            gaps = np.sort(scores[:, k] - scores[:, other])
-            least = min(least, float(np.diff(gaps).min()))
-            if least <= enough:
-                return least
+    for gaps in sorted_gaps(scores):
+        least = min(least, float(np.diff(gaps).min(initial=np.inf)))
+        if least <= enough:
+            break
     return least
 
 
 def most_in_a_window(scores: Array, length: float) -> int:
     """M: the most tokens whose gap for one pair of experts lies in one closed window of this length."""
-    E, most = scores.shape[1], 0
-    for k in range(E):
-        for other in range(k + 1, E):
-            most = max(most, _fullest(np.sort(scores[:, k] - scores[:, other]), length))
-    return most
+    return max((_fullest(gaps, length) for gaps in sorted_gaps(scores)), default=0)
+
+
+def sorted_gaps(scores: Array) -> Iterator[Array]:
+    """For each pair of experts, the tokens' gaps in order."""
+    columns = np.ascontiguousarray(scores.T)
+    return (np.sort(one - other) for one, other in combinations(columns, 2))
 
 
 def near_threshold(step: Step, reach: float) -> NDArray[np.int64]:

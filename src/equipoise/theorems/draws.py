@@ -80,7 +80,7 @@ def draws_of_record(record: Record, top_k: int) -> Draws:
     chosen = choose(scores + shift, top_k)[: tokens * SUB_BATCHES]
     loads = chosen.reshape(SUB_BATCHES, tokens, shift.size).sum(1)
     law = Histogram.of(np.clip(scores, 0, 1))
-    return Draws(Expected(law, top_k, max(tokens, 1), tolerance=1e-6), shift, loads, dependence, record.step)
+    return Draws(Expected(law, top_k, max(tokens, 1), tolerance=1e-5), shift, loads, dependence, record.step)
 
 
 def dependence_of(scores: Array) -> str:

@@ -55,7 +55,7 @@ def require_below_u_bar(step: Step) -> float:
     u = deepseek_rate(step)
     require_no_ties(step)
     least = least_gap_difference(step.scores, enough=2 * u + 2 * step.tiny)
-    require(2 * u + 2 * step.tiny < least, f"u = {u:.1e} is not below u-bar = {least / 2:.1e} or less")
+    require(2 * u + 2 * step.tiny < least, f"u = {u:.1e} is not below u-bar, which is at most {least / 2:.1e}")
     return u
 
 

@@ -62,8 +62,8 @@ def verdicts(trace: Trace | None = None, *, batches: int = 16) -> Iterator[Verdi
         runs, draws = list(problems.runs()), list(problems.draws())
     else:
         kept = whole_records(trace, batches)
-        runs, draws = [run_of_record(record, trace) for record in kept], []
-        draws = [draws_of_record(record, trace.top_k) for record in kept[:: max(1, len(kept) // 4)]]
+        runs = [run_of_record(record, trace) for record in kept]
+        draws = [draws_of_record(record, trace.top_k) for record in kept[:: -(-len(kept) // 3) or 1]]
     if not runs:
         yield from (Verdict(name, False, None, None, None, NO_BATCH) for name in NAMES)
         return
