@@ -33,7 +33,10 @@ def least_gap_difference(scores: Array, enough: float = 0.0) -> float:
 
 def most_in_a_window(scores: Array, length: float) -> int:
     """M: the most tokens whose gap for one pair of experts lies in one closed window of this length."""
-    return max((_fullest(gaps, length) for gaps in sorted_gaps(scores)), default=0)
+    most = 0
+    for gaps in sorted_gaps(scores):
+        most = _fuller(gaps, length, most)
+    return most
 
 
 def sorted_gaps(scores: Array) -> Iterator[Array]:
@@ -59,10 +62,12 @@ def near_threshold(step: Step, reach: float) -> NDArray[np.int64]:
 
 
 @njit(cache=True)
-def _fullest(ordered: Array, length: float) -> int:
-    most, start = 0, 0
-    for end in range(ordered.size):
-        while ordered[end] - ordered[start] > length:
+def _fuller(ordered: Array, length: float, most: int) -> int:
+    """The most that fit into one window, if that is more than `most`: the window only ever grows."""
+    start = 0
+    while start + most < ordered.size:
+        if ordered[start + most] - ordered[start] <= length:
+            most += 1
+        else:
             start += 1
-        most = max(most, end - start + 1)
     return most
