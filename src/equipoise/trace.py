@@ -135,7 +135,8 @@ class TraceWriter:
         folder: where to; made if it is not there. A folder that already holds a trace is refused.
         top_k: experts each token takes.
         layers: how many, or their names.
-        about: anything JSON can hold: gate, balancer, seed, ...
+        about: anything JSON can hold: gate, balancer, seed, ... `groups` is read by `equipoise verify`, which has nothing to
+            say of tokens limited to groups.
         target: weights of the experts' target loads, if they are not equal.
     """
 

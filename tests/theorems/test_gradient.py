@@ -41,6 +41,11 @@ def test_they_hold_on_draws(statement, draws):
 
 
 @pytest.mark.parametrize("statement", SAMPLED + CURVED)
+def test_a_bare_law_will_do(statement):
+    assert statement(Expected(Uniform(4), 1, num_tokens=32)).holds
+
+
+@pytest.mark.parametrize("statement", SAMPLED + CURVED)
 def test_they_hold_on_an_independent_batch(statement, tmp_path):
     batch = Beta(np.linspace(2, 3, 6), 3).sample(np.random.default_rng(0), 4096).astype(np.float32)
     verdict = statement(trace_of(batch, tmp_path / "t"))

@@ -31,6 +31,10 @@ def test_they_hold_for_unlike_experts():
     assert logarithmic_regret(journey).holds
 
 
+def test_a_bare_law_will_do():
+    assert logarithmic_regret(Expected(Uniform(4), 1, num_tokens=64)).holds
+
+
 def test_more_regret_is_caught(journey):
     for statement in (logarithmic_regret, regret_at_best):
         assert statement(replace(journey, regrets=journey.regrets + 200)).holds is False

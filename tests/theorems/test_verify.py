@@ -13,7 +13,7 @@ from equipoise.theorems import verify
 from equipoise.theorems.command import row, summary
 from equipoise.theorems.program import run_loop
 from equipoise.theorems.verdict import HypothesisError, Slack, Verdict, judge, require
-from equipoise.theorems.verify import FIXED, NAMES, NO_BATCH, PROJECTED, whole_records
+from equipoise.theorems.verify import FIXED, GROUPS, NAMES, NO_BATCH, PROJECTED, whole_records
 from equipoise.trace import Trace, TraceWriter
 from tests.theorems.cases import recorded
 
@@ -62,6 +62,12 @@ def test_trainings_without_whole_batches(tmp_path):
     with TraceWriter(tmp_path / "t", top_k=1, layers=1) as writer:
         writer.append(0, 0, shift=np.zeros(2), shift_after=np.zeros(2), loads=[1, 1])
     assert {verdict.why for verdict in verify(Trace.open(tmp_path / "t"))} == {NO_BATCH}
+
+
+def test_groups_are_outside_the_theory(tmp_path):
+    trace = recorded(tmp_path / "t")
+    trace.about["groups"] = [4, 2]
+    assert {verdict.why for verdict in verify(trace)} == {GROUPS}
 
 
 def test_batches_are_spread_evenly(tmp_path):

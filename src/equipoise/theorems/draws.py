@@ -44,7 +44,7 @@ class Draws:
         require(not self.dependence, self.dependence)
 
 
-Sampled = Draws | Trace | Iterable[Draws]
+Sampled = Expected | Draws | Trace | Iterable[Draws]
 
 
 def draw(expected: Expected, shift: Array, batches: int, seed: int) -> Draws:
@@ -57,9 +57,11 @@ def draw(expected: Expected, shift: Array, batches: int, seed: int) -> Draws:
 
 
 def draws_of(source: Sampled) -> Iterator[Draws]:
-    """The draws in a source; of a trace, one for each batch kept whole."""
+    """The draws in a source: of a trace, one for each batch kept whole; of a law, 400 batches at p = 0."""
     if isinstance(source, Draws):
         yield source
+    elif isinstance(source, Expected):
+        yield draw(source, np.zeros(source.law.num_experts), batches=400, seed=0)
     elif isinstance(source, Trace):
         for layer in range(len(source.layers)):
             for step in source.whole_steps(layer):

@@ -113,6 +113,8 @@ def dominance(source: Source) -> Verdict:
 
 
 def _dominance(step: Step) -> float:
+    top_k = (step.loads == step.before.sum(0)).all()
+    require(bool(top_k), "the recorded loads are not those of top-K of scores + shift: the router did something else")
     pairs = _dominating(step)
     require(bool(pairs), "no expert dominates another for all tokens")
     skipped = max((step.before[:, low] & ~step.before[:, high]).sum() for high, low in pairs)

@@ -34,7 +34,7 @@ DRAWN: dict[str, Callable[[list[Draws]], Verdict]] = {
     "14 strong convexity": gradient.strong_convexity,
 }
 PROJECTED: dict[str, Callable[[list[Run]], Verdict]] = {"15 zero-sum projection": gradient.zero_sum_projection}
-REPEATED: dict[str, Callable[[regret.Journey], Verdict]] = {
+REPEATED: dict[str, Callable[[regret.Repeated], Verdict]] = {
     "16 one-step accounting": regret.one_step,
     "17 logarithmic regret": regret.logarithmic_regret,
     "17 regret, variance at p*": regret.regret_at_best,
@@ -42,7 +42,7 @@ REPEATED: dict[str, Callable[[regret.Journey], Verdict]] = {
 NAMES = (*FIXED, *DRAWN, *PROJECTED, *REPEATED)
 
 NO_BATCH = "no batch's scores were kept whole: record some with whole=True"
-ONE_TRAINING = "one training is one seed, and its scores drift: see equipoise.theorems.regret.descend"
+GROUPS = "tokens were limited to groups of experts, so their choice is not top-K of scores + shift"
 
 
 def verify(trace: Trace | None = None, *, batches: int = 16) -> list[Verdict]:
@@ -64,8 +64,11 @@ def verdicts(trace: Trace | None = None, *, batches: int = 16) -> Iterator[Verdi
         kept = whole_records(trace, batches)
         runs = [run_of_record(record, trace) for record in kept]
         draws = [draws_of_record(record, trace.top_k) for record in kept[:: -(-len(kept) // 3) or 1]]
-    if not runs:
-        yield from (Verdict(name, False, None, None, None, NO_BATCH) for name in NAMES)
+    silent = "" if runs else NO_BATCH
+    if trace is not None and trace.about.get("groups"):
+        silent = GROUPS
+    if silent:
+        yield from (Verdict(name, False, None, None, None, silent) for name in NAMES)
         return
     for check in FIXED.values():
         yield check(runs)
@@ -73,8 +76,8 @@ def verdicts(trace: Trace | None = None, *, batches: int = 16) -> Iterator[Verdi
         yield sampled(draws)
     for check in PROJECTED.values():
         yield check(runs)
-    for name, repeated in REPEATED.items():
-        yield repeated(problems.journey()) if trace is None else Verdict(name, False, None, None, None, ONE_TRAINING)
+    for repeated in REPEATED.values():
+        yield repeated(problems.journey() if trace is None else trace)
 
 
 def whole_records(trace: Trace, most: int) -> list[Record]:
