@@ -42,10 +42,10 @@ def moved_wrongly(step):
     return replace(step, after=after, loads_after=after.sum(0))
 
 
-def recorded(folder, rule_u=1e-3, steps=3, kind=np.float32, tokens=64):
+def recorded(folder, rule_u=1e-3, steps=3, kind=np.float32, tokens=64, start=0.0):
     """A trace as a training would write it: scores anew at every step, all kept, in float32."""
     experts = 4
-    shift = np.zeros(experts, kind)
+    shift = np.full(experts, start, kind)
     with TraceWriter(folder, top_k=2, layers=2) as writer:
         for n in range(steps):
             batch = scores(tokens=tokens, seed=n).astype(kind)

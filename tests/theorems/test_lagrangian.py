@@ -103,17 +103,36 @@ def test_other_step_sizes_are_not_deepseeks(statement):
     assert statements.change_in_lagrangian(run).holds
     verdict = statement(run)
     assert (verdict.applies, verdict.holds, verdict.margin) == (False, None, None)
-    assert "not DeepSeek's step size" in verdict.why
+    assert "not DeepSeek's step" in verdict.why
 
 
-@pytest.mark.parametrize("statement", [*ALL[:1], *DEEPSEEK_ONLY])
-def test_other_updates_are_not_the_papers(statement):
+@pytest.mark.parametrize("statement", DEEPSEEK_ONLY)
+def test_other_updates_are_not_deepseeks(statement):
     step = step_where(lively(), busy)
     verdict = statement([replace(step, shift_after=step.shift_after + np.array([0.1, 0, 0, 0]))])
     assert not verdict.applies
+    assert "not DeepSeek's step" in verdict.why
+    verdict = statement([replace(step, loads=step.target.astype(int))])
+    assert "all is balanced, and the shift moved" in verdict.why
+    verdict = statement([replace(step, loads=step.target.astype(int) + np.array([5, 0, 0, 0]))])
+    assert "loads do not sum to what the targets do" in verdict.why
+
+
+def test_other_updates_are_not_the_papers():
+    step = step_where(lively(), busy)
+    verdict = statements.change_in_lagrangian([replace(step, shift_after=step.shift_after + np.array([0.1, 0, 0, 0]))])
+    assert not verdict.applies
     assert "did not move by step size times gap" in verdict.why
-    verdict = statement([replace(step, step_size=np.full(4, np.nan))])
-    assert "no step sizes" in verdict.why
+    assert "no step sizes" in statements.change_in_lagrangian([replace(step, step_size=np.full(4, np.nan))]).why
+
+
+def test_rounded_shifts_are_still_deepseeks(tmp_path):
+    """float32 shifts far from 0 move by u only to 6e-8; the step sizes an observer derives from them differ a little."""
+    trace = recorded(tmp_path / "t", rule_u=1e-3, start=0.7)
+    for statement in DEEPSEEK_ONLY:
+        verdict = statement(trace)
+        assert verdict.holds or "changed" in verdict.why, verdict
+    assert statements.sandwich(trace).applies
 
 
 @pytest.mark.parametrize("statement", [s for s in ALL[1:] if s is not statements.sandwich])

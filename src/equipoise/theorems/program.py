@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +79,11 @@ class Step:
     def sign(self) -> Array:
         """s_k: 1 for underloaded, 0 for balanced, -1 for overloaded experts."""
         return np.sign(self.gap)
+
+    @property
+    def moved(self) -> Array:
+        """p' - p."""
+        return self.shift_after - self.shift
 
     @cached_property
     def shifted(self) -> Array:
@@ -173,7 +179,17 @@ class Run:
         return choose((self.scores + self.path.shifts[n]).astype(self.kind), self.top_k)
 
 
-Source = FixedScores | Run | Trace | Iterable[Run] | Iterable[Step]
+class HasScores(Protocol):
+    """A problem: FixedScores, or assignment's Problem."""
+
+    @property
+    def scores(self) -> Any: ...
+
+    @property
+    def top_k(self) -> int: ...
+
+
+Source = HasScores | Run | Trace | Iterable[Run] | Iterable[Step]
 
 
 def run_loop(problem: FixedScores, rule: Rule, steps: int, *, shift: Array | None = None) -> Run:
@@ -196,8 +212,8 @@ def runs_of(source: Source) -> Iterator[Run]:
         for layer in range(len(source.layers)):
             for step in source.whole_steps(layer):
                 yield run_of_record(source.record(layer, step), source)
-    elif isinstance(source, FixedScores):
-        yield run_loop(source, deepseek(1e-3), 200)
+    elif not isinstance(source, Iterable) or isinstance(source, FixedScores):
+        yield run_loop(FixedScores(np.asarray(source.scores, np.float64), source.top_k), deepseek(1e-3), 200)
     else:
         for piece in source:
             if not isinstance(piece, Run):
@@ -207,8 +223,8 @@ def runs_of(source: Source) -> Iterator[Run]:
 
 def steps_of(source: Source) -> Iterator[Step]:
     """The steps in a source."""
-    pieces = runs_of(source) if isinstance(source, Run | Trace | FixedScores) else source
-    for piece in pieces:
+    whole = isinstance(source, Run | FixedScores) or not isinstance(source, Iterable)
+    for piece in runs_of(source) if whole else source:  # type: ignore[union-attr]
         if isinstance(piece, Run):
             yield from piece
         else:
@@ -231,26 +247,36 @@ def run_of_record(record: Record, trace: Trace) -> Run:
     return Run(scores, trace.top_k, target, Path(shifts, loads), sizes, record.step, rounding, kind)
 
 
-def require_dual_update(step: Step) -> None:
-    """Hypothesis (eq. 7): the shift moved by step_size (L - A), up to a constant."""
-    require(bool(np.isfinite(step.step_size).all()), "the rule has no step sizes, so its update is not the paper's")
-    off = step.shift_after - step.shift - step.step_size * step.gap
-    far = off.max() - off.min()
+def require_known_choices(step: Step) -> None:
+    """Hypothesis (eq. 8): the choices are top-K. Ties that a router broke otherwise leave them unknown."""
     miscounted = np.abs(step.loads - step.before.sum(0)).sum()
     ties = miscounted > 0 and miscounted <= 2 * step.top_k * (step.margins <= step.tiny).sum()
     require(not ties, "the router broke ties otherwise than by the lowest index, so the choices are not known")
-    require(far <= 4 * step.rounding, f"the shift did not move by step size times gap: off by up to {far:.1e}")
+
+
+def require_dual_update(step: Step) -> None:
+    """Hypothesis (eq. 7): the shift moved by step_size (L - A), up to a constant."""
+    require_known_choices(step)
+    require(bool(np.isfinite(step.step_size).all()), "the rule has no step sizes, so its update is not the paper's")
+    far = np.ptp(step.moved - step.step_size * step.gap)
+    require(bool(far <= 4 * step.rounding), f"the shift did not move by step size times gap: off by up to {far:.1e}")
 
 
 def deepseek_rate(step: Step) -> float:
-    """Hypothesis (eq. 10): step_size = u / |L - A|. Gives u; 0 where everything is balanced and nothing moved."""
-    require_dual_update(step)
-    moved = (step.step_size * np.abs(step.gap))[step.gap != 0]
-    if moved.size == 0:
+    """Hypothesis (eqs. 3 and 10): the shift moved by u sign(L - A), up to a constant. Gives u, 0 in perfect balance."""
+    require_known_choices(step)
+    if not step.gap.any():
+        require(
+            bool(np.ptp(step.moved) <= 4 * step.rounding), "not DeepSeek's step: all is balanced, and the shift moved"
+        )
         return 0.0
-    even = moved.max() - moved.min() <= 1e-6 * np.abs(moved).max() and moved.min() > 0
-    require(bool(even), f"not DeepSeek's step size: steps are {moved.min():.1e} to {moved.max():.1e}, not one u")
-    return float(np.median(moved))
+    require(bool((step.sign > 0).any() and (step.sign < 0).any()), "loads do not sum to what the targets do")
+    up, down = step.moved[step.sign > 0].mean(), step.moved[step.sign < 0].mean()
+    u, constant = (up - down) / 2, (up + down) / 2
+    off = np.abs(step.moved - u * step.sign - constant).max()
+    told = f"not DeepSeek's step: shifts moved by {step.moved.min():.1e} to {step.moved.max():.1e}, not all by one u"
+    require(bool(off <= 4 * step.rounding < u), told)
+    return float(u)
 
 
 def require_no_ties(step: Step) -> None:
