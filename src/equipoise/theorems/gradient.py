@@ -163,8 +163,6 @@ def _zero_sum(step: Step) -> Slack:
         return Slack(-float(rerouted), f"centring rerouted {rerouted} tokens")
     sizes = step.step_size[step.gap != 0]
     if sizes.size and not np.ptp(sizes) <= 1e-9 * np.abs(sizes).max():
-        return Slack(
-            0.0, "step sizes differ between experts, so the sum of the shift drifts; centring changes no choice"
-        )
+        return Slack(0.0, "experts share no step size, so the sum of the shift may drift; centring changes no choice")
     drift = abs((step.shift_after - step.shift).sum())
     return Slack(float(step.shift.size * 4 * step.rounding - drift), "the sum of the shift is kept")
