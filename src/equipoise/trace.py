@@ -135,8 +135,7 @@ class TraceWriter:
         folder: where to; made if it is not there. A folder that already holds a trace is refused.
         top_k: experts each token takes.
         layers: how many, or their names.
-        about: anything JSON can hold: gate, balancer, seed, ... `groups` is read by `equipoise verify`, which has nothing to
-            say of tokens limited to groups.
+        about: anything JSON can hold: gate, balancer, seed, ...
         target: weights of the experts' target loads, if they are not equal.
     """
 
