@@ -55,6 +55,7 @@ def test_trainings(tmp_path):
     assert list(found) == list(NAMES)
     assert all(verdict.holds for verdict in found.values() if verdict.applies), found
     assert found["8 movements, B_k(p)"].applies
+    assert "(layer " in found["8 movements, B_k(p)"].why
     assert "one training is one seed" in found["17 logarithmic regret"].why
 
 
@@ -72,7 +73,12 @@ def test_groups_are_outside_the_theory(tmp_path):
 
 def test_batches_are_spread_evenly(tmp_path):
     trace = recorded(tmp_path / "t", steps=6)
-    assert [record.step for record in whole_records(trace, 4)] == [0, 1, 3, 4]
+    assert [(layer, record.step) for layer, record in whole_records(trace, 4)] == [
+        ("0", 0),
+        ("1", 1),
+        ("0", 3),
+        ("1", 4),
+    ]
     assert len(whole_records(trace, 100)) == 12
     with pytest.raises(ValueError, match="at least 1"):
         whole_records(trace, 0)

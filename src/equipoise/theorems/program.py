@@ -69,6 +69,7 @@ class Step:
     loads_after: NDArray[np.int64]
     rounding: float
     """how far a recorded shift may be from the real number that was meant"""
+    layer: str = ""
 
     @cached_property
     def gap(self) -> Array:
@@ -139,6 +140,7 @@ class Run:
     rounding: float = 1e-15
     kind: type[np.floating] = np.float64
     """what the choice was made in: a router adds in float32"""
+    layer: str = ""
 
     @property
     def number(self) -> int:
@@ -173,6 +175,7 @@ class Run:
                 after,
                 loads_after,
                 self.rounding,
+                self.layer,
             )
 
     def _choice(self, n: int) -> Choice:
@@ -211,7 +214,7 @@ def runs_of(source: Source) -> Iterator[Run]:
     elif isinstance(source, Trace):
         for layer in range(len(source.layers)):
             for step in source.whole_steps(layer):
-                yield run_of_record(source.record(layer, step), source)
+                yield run_of_record(source.record(layer, step), source, source.layers[layer])
     elif not isinstance(source, Iterable) or isinstance(source, FixedScores):
         yield run_loop(FixedScores(np.asarray(source.scores, np.float64), source.top_k), deepseek(1e-3), 200)
     else:
@@ -231,7 +234,7 @@ def steps_of(source: Source) -> Iterator[Step]:
             yield piece
 
 
-def run_of_record(record: Record, trace: Trace) -> Run:
+def run_of_record(record: Record, trace: Trace, layer: str = "") -> Run:
     """A training's step on a batch that was kept whole, as a run of one step on fixed scores."""
     scores = record.scores.astype(np.float64)
     weights = np.ones(scores.shape[1]) if trace.target is None else np.array(trace.target)
@@ -244,7 +247,7 @@ def run_of_record(record: Record, trace: Trace) -> Run:
     size = np.abs(shifts).max() + np.abs(scores).max() + np.ptp(shifts, axis=0).max()
     rounding = 4 * float(np.finfo(kind).eps * size)
     sizes = (record.step_size * per_token)[None]
-    return Run(scores, trace.top_k, target, Path(shifts, loads), sizes, record.step, rounding, kind)
+    return Run(scores, trace.top_k, target, Path(shifts, loads), sizes, record.step, rounding, kind, layer)
 
 
 def require_known_choices(step: Step) -> None:

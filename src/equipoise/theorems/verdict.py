@@ -68,14 +68,21 @@ def judge(name: str, check: Callable[[E], float | Slack], evidence: Iterable[E],
             unmet.append(str(reason))
         else:
             value, note = found if isinstance(found, Slack) else (found, "")
-            slacks.append((-math.inf if math.isnan(value) else float(value), piece.number, note))
+            slacks.append(
+                (-math.inf if math.isnan(value) else float(value), piece.number, _placed(note or meaning, piece))
+            )
     if not slacks:
         return Verdict(name, False, None, None, None, _told(unmet) or "there was nothing to check")
     margin, step, note = min(slacks)
-    told = [note or meaning]
+    told = [note] if note else []
     if unmet:
         told.append(f"checked {len(slacks)} of {len(slacks) + len(unmet)}; elsewhere: {_told(unmet)}")
     return Verdict(name, True, margin >= 0, margin, step, "; ".join(told))
+
+
+def _placed(note: str, piece: Evidence) -> str:
+    layer = getattr(piece, "layer", "")
+    return f"{note} (layer {layer})" if layer else note
 
 
 def _told(unmet: list[str]) -> str:

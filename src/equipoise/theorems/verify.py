@@ -62,8 +62,8 @@ def verdicts(trace: Trace | None = None, *, batches: int = 16) -> Iterator[Verdi
         runs, draws = list(problems.runs()), list(problems.draws())
     else:
         kept = whole_records(trace, batches)
-        runs = [run_of_record(record, trace) for record in kept]
-        draws = [draws_of_record(record, trace.top_k) for record in kept[:: -(-len(kept) // 3) or 1]]
+        runs = [run_of_record(record, trace, layer) for layer, record in kept]
+        draws = [draws_of_record(record, trace.top_k) for _, record in kept[:: -(-len(kept) // 3) or 1]]
     silent = "" if runs else NO_BATCH
     if trace is not None and trace.about.get("groups"):
         silent = GROUPS
@@ -80,11 +80,11 @@ def verdicts(trace: Trace | None = None, *, batches: int = 16) -> Iterator[Verdi
         yield repeated(problems.journey() if trace is None else trace)
 
 
-def whole_records(trace: Trace, most: int) -> list[Record]:
-    """The batches kept whole, over all layers, thinned evenly to at most `most`."""
+def whole_records(trace: Trace, most: int) -> list[tuple[str, Record]]:
+    """The batches kept whole, over all layers, thinned evenly to at most `most`, with their layers' names."""
     if most < 1:
         raise ValueError(f"batches must be at least 1, not {most}")
     places = [(step, layer) for layer in range(len(trace.layers)) for step in trace.whole_steps(layer)]
     places.sort()
     chosen = [places[i * len(places) // most] for i in range(most)] if len(places) > most else places
-    return [trace.record(layer, step) for step, layer in chosen]
+    return [(trace.layers[layer], trace.record(layer, step)) for step, layer in chosen]
