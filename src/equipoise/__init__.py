@@ -21,6 +21,10 @@ _HOMES = {
     "reduce": "equipoise.routing",
     "route": "equipoise.routing",
     "score_function": "equipoise.routing",
+    "Trace": "equipoise.trace",
+    "TraceWriter": "equipoise.trace",
+    "Verdict": "equipoise.theorems",
+    "verify": "equipoise.theorems",
     "Solution": "equipoise.assignment",
     "evaluate": "equipoise.assignment",
     "solve": "equipoise.assignment",
@@ -39,6 +43,9 @@ __all__ = [
     "Routing",
     "Solution",
     "Tally",
+    "Trace",
+    "TraceWriter",
+    "Verdict",
     "balancer",
     "balancers",
     "check_scores",
@@ -49,6 +56,7 @@ __all__ = [
     "route",
     "score_function",
     "solve",
+    "verify",
 ]
 
 if TYPE_CHECKING:
@@ -66,6 +74,8 @@ if TYPE_CHECKING:
         route,
         score_function,
     )
+    from equipoise.theorems import Verdict, verify
+    from equipoise.trace import Trace, TraceWriter
 
 
 def __getattr__(name: str) -> Any:

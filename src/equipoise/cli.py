@@ -51,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
     demo.set_defaults(run=_demo)
     _add_solve(verbs)
+    _add_verify(verbs)
     return parser
 
 
@@ -103,3 +104,26 @@ def _solve(options: argparse.Namespace) -> None:
             options.file, options.top_k, options.name, options.target, options.shift, options.out, options.json
         )
     )
+
+
+def _add_verify(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    verify = verbs.add_parser(
+        "verify",
+        help="check the paper's statements, on built-in problems or on a training's trace",
+        description="Check every numbered statement of the paper. Exits with 1 if something that applies does not hold.",
+        epilog="examples:\n  equipoise verify\n  equipoise verify run/trace\n  equipoise verify run/trace --json > all.json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verify.add_argument("trace", nargs="?", metavar="TRACE", help="a trace's folder (default: the built-in problems)")
+    verify.add_argument(
+        "--batches", type=int, default=16, help="how many of a trace's whole batches to look at (default: %(default)s)"
+    )
+    verify.add_argument("--json", action="store_true", help="print the verdicts as JSON instead of a table")
+    verify.set_defaults(run=_verify)
+
+
+def _verify(options: argparse.Namespace) -> None:
+    from equipoise.theorems import command
+
+    if not command.run(options.trace, as_json=options.json, batches=options.batches):
+        raise SystemExit(1)
