@@ -30,6 +30,9 @@ _HOMES = {
     "solve": "equipoise.assignment",
     "MoE": "equipoise.layers",
     "Router": "equipoise.layers",
+    "DeepSeekMoE": "equipoise.model",
+    "preset": "equipoise.training",
+    "train": "equipoise.training",
     "Balancer": "equipoise.balancing",
     "balancer": "equipoise.balancing",
     "balancers": "equipoise.balancing",
@@ -37,6 +40,7 @@ _HOMES = {
 
 __all__ = [
     "Balancer",
+    "DeepSeekMoE",
     "Groups",
     "MoE",
     "Router",
@@ -52,10 +56,12 @@ __all__ = [
     "evaluate",
     "idle_share",
     "metrics",
+    "preset",
     "reduce",
     "route",
     "score_function",
     "solve",
+    "train",
     "verify",
 ]
 
@@ -63,6 +69,7 @@ if TYPE_CHECKING:
     from equipoise.assignment import Solution, evaluate, solve
     from equipoise.balancing import Balancer, balancer, balancers
     from equipoise.layers import MoE, Router
+    from equipoise.model import DeepSeekMoE
     from equipoise.routing import (
         Groups,
         Routing,
@@ -76,6 +83,7 @@ if TYPE_CHECKING:
     )
     from equipoise.theorems import Verdict, verify
     from equipoise.trace import Trace, TraceWriter
+    from equipoise.training import preset, train
 
 
 def __getattr__(name: str) -> Any:

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import equipoise
 from equipoise.extras import require
@@ -15,12 +16,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         options.run(options)
-    except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:
+    except (ValueError, TypeError, ModuleNotFoundError, OSError, FloatingPointError) as error:
         print(f"equipoise: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("equipoise: stopped", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stop:
+        print(f"equipoise: {stop or 'stopped'}", file=sys.stderr)
+        return getattr(stop, "exit_code", 130)
     return 0
 
 
@@ -52,6 +53,8 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(run=_demo)
     _add_solve(verbs)
     _add_verify(verbs)
+    _add_train(verbs)
+    _add_plan(verbs)
     return parser
 
 
@@ -75,6 +78,42 @@ def _add_solve(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     solve.add_argument("--out", metavar="FILE", help="write experts, loads and shift here: .npz or .safetensors")
     solve.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
     solve.set_defaults(run=_solve)
+
+
+def _add_train(verbs: Any) -> None:
+    # no character begins a flag here: tyro reads them all, from the dataclass that holds the config
+    train = verbs.add_parser(
+        "train",
+        help="train a DeepSeekMoE with any balancer",
+        add_help=False,
+        prefix_chars="\0",
+        usage=argparse.SUPPRESS,
+    )
+    train.add_argument("arguments", nargs="*")
+    train.set_defaults(run=_train)
+
+
+def _add_plan(verbs: Any) -> None:
+    plan = verbs.add_parser(
+        "plan",
+        help="what a training would cost",
+        description="Parameters, memory, FLOPs, hours and epochs of a training, and what imbalance costs in idle time.",
+        epilog="examples:\n  equipoise plan deepseekmoe-1b --gpus 8\n"
+        "  equipoise plan deepseekmoe-3b --gpus 16 --gpu A100 --imbalance 0.3 --json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    plan.add_argument("preset", help="tiny, small, deepseekmoe-1b or deepseekmoe-3b")
+    plan.add_argument("--gpus", type=int, default=8, help="how many (default: %(default)s)")
+    plan.add_argument("--gpu", default="H100", help="which, by name (default: %(default)s)")
+    plan.add_argument("--utilization", type=float, default=0.3, help="of its peak (default: %(default)s)")
+    plan.add_argument(
+        "--imbalance", type=float, default=0.09, help="mean |load - target| / target (default: the paper's 0.09)"
+    )
+    plan.add_argument("--steps", type=int, help="instead of the preset's")
+    plan.add_argument("--parallel", choices=("ddp", "fsdp"), help="instead of the preset's")
+    plan.add_argument("--micro-batch-size", type=int, help="instead of the preset's")
+    plan.add_argument("--json", action="store_true", help="print the figures as JSON instead of a table")
+    plan.set_defaults(run=_plan)
 
 
 def _demo(options: argparse.Namespace) -> None:
@@ -127,3 +166,28 @@ def _verify(options: argparse.Namespace) -> None:
 
     if not command.run(options.trace, as_json=options.json, batches=options.batches):
         raise SystemExit(1)
+
+
+def _train(options: argparse.Namespace) -> None:
+    from equipoise.training import command
+
+    command.run(options.arguments)
+
+
+def _plan(options: argparse.Namespace) -> None:
+    from equipoise.experiments import plan
+
+    changes = {name: getattr(options, name) for name in ("steps", "parallel", "micro_batch_size")}
+    made = plan.plan(
+        options.preset,
+        gpus=options.gpus,
+        gpu=options.gpu,
+        utilization=options.utilization,
+        imbalance=options.imbalance,
+        **{name: value for name, value in changes.items() if value is not None},
+    )
+    if options.json:
+        print(json.dumps(made.to_dict(), indent=2))
+        return
+    require("rich", extra="train")
+    plan.show(made)

@@ -1,0 +1,1 @@
+"""Experiments: what a run would cost, and comparisons of runs."""

@@ -1,0 +1,236 @@
+"""plan: what a training would cost, before anybody pays for it.
+
+    plan("deepseekmoe-1b", gpus=8)
+
+With N active parameters that are multiplied (all but the input embedding), S tokens in a sequence and D the hidden size:
+
+    FLOPs per token   6 N + 6 layers S D        forward and backward; attention sees S/2 tokens on average
+    hours             tokens * FLOPs / (gpus * peak * utilization)
+    memory per GPU    16 bytes a parameter (weight, gradient and AdamW's two moments in float32; shared out under fsdp)
+                      + activations of a micro-batch + logits
+    epochs            tokens / tokens of the corpus
+
+What imbalance costs, where experts are spread over the GPUs. Every MoE layer waits for its fullest GPU. If loads deviate by
+m of the target on average, and are normal and independent, an expert's load has a standard deviation of m sqrt(pi/2), a GPU
+with E/G experts one of m sqrt(pi/2) / sqrt(E/G), and the fullest of G lies M_G of those above the mean, M_G being the expected
+maximum of G standard normal numbers. All others are idle for that excess, in the part of the time that experts take.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.integrate import quad
+from scipy.stats import norm
+
+from equipoise.model import ModelConfig, count_parameters
+from equipoise.training.config import Config
+from equipoise.training.config import preset as training_preset
+
+
+class GPU(NamedTuple):
+    teraflops: float
+    """dense bfloat16, as its maker states it"""
+    gigabytes: float
+
+
+GPUS = {
+    "H100": GPU(989, 80),
+    "H200": GPU(989, 141),
+    "B200": GPU(2250, 180),
+    "A100": GPU(312, 80),
+    "L40S": GPU(362, 48),
+    "MI300X": GPU(1307, 192),
+    "RTX4090": GPU(165, 24),
+}
+# Tokens in the training split. WikiText-103 as GPT-2 reads it: the paper's 26.2 billion tokens are about 220 epochs of it
+# (docs/training.md). The docstrings depend on what is installed.
+CORPORA = {"wikitext-103": 119_000_000, "docstrings": 6_200_000}
+BYTES_PER_PARAMETER = 16
+PAPER_IMBALANCE = 0.09
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run costs."""
+
+    preset: str
+    gpus: int
+    gpu: str
+    utilization: float
+    parameters: int
+    active_parameters: int
+    tokens: int
+    steps: int
+    flops_per_token: float
+    hours: float
+    gpu_hours: float
+    state_gigabytes: float
+    """weights, gradients and moments, on each GPU"""
+    activation_gigabytes: float
+    """of a micro-batch, on each GPU"""
+    fits: bool
+    """into the GPU's memory, with a tenth to spare"""
+    epochs: float | None
+    """None for a corpus of unknown size"""
+    imbalance: float
+    expert_share: float
+    """of all FLOPs, those in routed experts"""
+    idle_share: float
+    """of all GPU time, lost by waiting for the fullest GPU of each MoE layer, if experts are spread over all of them"""
+
+    @property
+    def lost_gpu_hours(self) -> float:
+        """On top of gpu_hours, which are without any waiting."""
+        return self.gpu_hours * self.idle_share / (1 - self.idle_share)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"lost_gpu_hours": self.lost_gpu_hours, "assumptions": assumptions(self)}
+
+
+def plan(
+    preset: str,
+    *,
+    gpus: int,
+    gpu: str = "H100",
+    utilization: float = 0.3,
+    imbalance: float = PAPER_IMBALANCE,
+    **changes: Any,
+) -> Plan:
+    """Work out what training a preset costs. `changes` are settings of the preset, such as steps or parallel."""
+    if gpu not in GPUS:
+        raise ValueError(f"no GPU {gpu!r} in the table: there are {', '.join(GPUS)}")
+    if gpus < 1:
+        raise ValueError(f"gpus must be at least 1, not {gpus}")
+    if not 0 < utilization <= 1:
+        raise ValueError(f"utilization is a share of the GPU's peak, between 0 and 1, not {utilization}")
+    if imbalance < 0:
+        raise ValueError(f"imbalance is mean |load - target| / target and not negative, but {imbalance} was given")
+    config = training_preset(preset, **changes)
+    counted, model = count_parameters(config.model), config.model
+    tokens = config.steps * config.batch_size * model.sequence_length
+    flops = flops_per_token(model)
+    state = BYTES_PER_PARAMETER * counted.total / (gpus if config.parallel == "fsdp" else 1) / 1e9
+    activations = activation_bytes(config, gpus) / 1e9
+    gpu_hours = tokens * flops / (GPUS[gpu].teraflops * 1e12 * utilization) / 3600
+    experts = 6 * model.moe_layers * model.top_k * 3 * model.hidden_size * model.expert_size / flops
+    corpus = CORPORA.get(config.data)
+    return Plan(
+        preset=preset,
+        gpus=gpus,
+        gpu=gpu,
+        utilization=utilization,
+        parameters=counted.total,
+        active_parameters=counted.active,
+        tokens=tokens,
+        steps=config.steps,
+        flops_per_token=flops,
+        hours=gpu_hours / gpus,
+        gpu_hours=gpu_hours,
+        state_gigabytes=state,
+        activation_gigabytes=activations,
+        fits=state + activations < 0.9 * GPUS[gpu].gigabytes,
+        epochs=tokens / corpus if corpus else None,
+        imbalance=imbalance,
+        expert_share=experts,
+        idle_share=idle_share(imbalance, model.num_experts, gpus, experts),
+    )
+
+
+def flops_per_token(model: ModelConfig) -> float:
+    counted = count_parameters(model)
+    multiplied = counted.active - counted.embedding
+    return 6 * multiplied + 6 * model.layers * model.sequence_length * model.hidden_size
+
+
+def activation_bytes(config: Config, gpus: int) -> float:
+    """What a micro-batch keeps for backward, in bfloat16 autocast; an estimate, from the tensors each part saves.
+
+    Attention and norms keep about 20 D numbers a token, a feed-forward of width F about D + 4 F for each of its rows. When
+    activations are computed again, only the residual stream is kept, and one layer at a time is whole.
+    """
+    model = config.model
+    size = config.micro_batch_size or max(1, config.batch_size // gpus)
+    D, rows = model.hidden_size, model.top_k + model.shared_experts
+    layer = 2 * (20 * D + rows * (D + 4 * model.expert_size))
+    kept = (4 * D * model.layers + layer) if config.recompute else layer * model.layers
+    return size * model.sequence_length * kept
+
+
+def idle_share(imbalance: float, num_experts: int, gpus: int, expert_share: float) -> float:
+    """The share of all GPU time lost in waiting, by the formula at the top of the file."""
+    if gpus == 1:
+        return 0.0
+    per_gpu = max(1.0, num_experts / gpus)
+    excess = imbalance * math.sqrt(math.pi / 2) / math.sqrt(per_gpu) * expected_maximum(gpus)
+    longer = expert_share * excess
+    return longer / (1 + longer)
+
+
+def expected_maximum(numbers: int) -> float:
+    """The mean of the largest of so many independent standard normal numbers."""
+
+    def density(x: float) -> float:
+        return x * numbers * norm.pdf(x) * norm.cdf(x) ** (numbers - 1)
+
+    return quad(density, -10, 10, limit=200)[0]
+
+
+def assumptions(made: Plan) -> list[str]:
+    """In words, for whoever reads only the figures."""
+    gpu = GPUS[made.gpu]
+    return [
+        f"{made.gpu}: {gpu.teraflops:,.0f} TFLOP/s of dense bfloat16 at its peak, of which {made.utilization:.0%} are "
+        f"reached; measure yours on a short run and pass --utilization",
+        "AdamW in float32: 16 bytes a parameter; activations are estimated from what each layer keeps, within perhaps 30%",
+        "evaluation, checkpoints and communication that is not hidden behind computation are not counted",
+        "epochs: WikiText-103 has 119 million tokens of GPT-2; the docstrings some 6 million, depending on versions",
+        f"idle time: experts spread evenly over all {made.gpus} GPUs, loads normal and independent with a mean deviation of "
+        f"{made.imbalance:.0%}; the imbalance of single forwards counts, which is higher than that of a whole batch",
+    ]
+
+
+def show(made: Plan) -> None:
+    """A table for people."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{made.preset} on {made.gpus} x {made.gpu}", show_header=False, title_justify="left")
+    for row in _rows(made):
+        table.add_row(*row)
+    console = Console(highlight=False)
+    console.print(table)
+    console.print("Assumed:")
+    for line in assumptions(made):
+        console.print(f"  - {line}")
+
+
+def _rows(made: Plan) -> list[tuple[str, str]]:
+    memory = made.state_gigabytes + made.activation_gigabytes
+    verdict = "fits" if made.fits else "does NOT fit: more GPUs with --parallel fsdp, or a smaller --micro-batch-size"
+    return [
+        ("parameters", f"{_short(made.parameters)}, of which a token meets {_short(made.active_parameters)}"),
+        ("tokens", f"{_short(made.tokens)} in {made.steps:,} steps"),
+        ("epochs", "unknown corpus" if made.epochs is None else f"{made.epochs:,.1f}"),
+        ("FLOPs per token", _short(made.flops_per_token)),
+        ("time", f"{made.hours:,.1f} hours, {made.gpu_hours:,.1f} GPU hours"),
+        (
+            "memory per GPU",
+            f"{memory:,.1f} GB ({made.state_gigabytes:,.1f} state, {made.activation_gigabytes:,.1f} activations): {verdict}",
+        ),
+        ("routed experts", f"{made.expert_share:.0%} of all FLOPs"),
+        (
+            f"imbalance {made.imbalance:g}",
+            f"{made.idle_share:.1%} of GPU time idle, {made.lost_gpu_hours:,.1f} GPU hours more",
+        ),
+    ]
+
+
+def _short(number: float) -> str:
+    for size, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
+        if number >= size:
+            return f"{np.format_float_positional(number / size, 3, fractional=False, trim='-')} {name}"
+    return f"{number:,.0f}"

@@ -1,0 +1,241 @@
+"""Config: everything a training follows from. One dataclass is the command line, the YAML file and the Python API.
+
+    preset("tiny", balancer="quantile", steps=100, out="runs/a")          in Python
+    equipoise train --preset tiny --balancer quantile --steps 100         on the command line (command.py)
+    read("runs/a/config.yaml")                                            from a file, such as every run folder holds
+
+A preset gives every value; a file replaces some; flags replace some more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from equipoise.balancing import Balancer, balancer
+from equipoise.extras import require
+from equipoise.model import MODELS, ModelConfig
+
+Option = int | float | str
+WEIGHED = ("aux", "z_loss")  # what the paper calls u is a weight in the loss for these
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """How to train. See docs/training.md for what each choice costs."""
+
+    preset: str = "tiny"
+    """tiny, small, deepseekmoe-1b or deepseekmoe-3b: where all other values come from unless given"""
+    out: str = "runs/unnamed"
+    """the run's folder"""
+    resume: bool = False
+    """continue from the newest checkpoint in the folder, if there is one"""
+
+    balancer: str = "deepseek"
+    """one of equipoise.balancers()"""
+    update_rate: float | None = None
+    """the paper's u: the balancer's step, or the weight of the auxiliary loss; by default the balancer's own"""
+    balancer_options: dict[str, Option] = field(default_factory=dict)
+    """other options of the balancer, by name"""
+    look_ahead: int = 0
+    """router inputs of a forward to score again after the optimizer's step; 0: none"""
+
+    data: str = "docstrings"
+    """docstrings, wikitext-103, or a text file or folder"""
+    tokenizer: str = "auto"
+    """bpe (trained on the data), gpt2, or a file or folder; auto: gpt2 for wikitext-103, else bpe"""
+
+    steps: int = 300
+    """optimizer steps"""
+    batch_size: int = 8
+    """sequences in a step, over all ranks"""
+    micro_batch_size: int | None = None
+    """sequences in a forward of one rank; gradients accumulate until the batch is done. Default: the rank's whole share"""
+    learning_rate: float = 1e-3
+    warmup_steps: int = 0
+    """the learning rate rises linearly from 0 over these"""
+    final_learning_rate: float = 0.1
+    """where the cosine ends, as a share of the learning rate; 1 keeps it constant"""
+    weight_decay: float = 0.1
+    """of matrices; norms do not decay"""
+    beta1: float = 0.9
+    beta2: float = 0.95
+    clip: float = 1.0
+    """the largest norm of a gradient"""
+    seed: int = 0
+    """of the first weights and of the data's order"""
+
+    evaluate_every: int = 50
+    """steps between evaluations; 0: only at the end"""
+    validation_sequences: int = 64
+    """how many, always the same"""
+    checkpoint_every: int = 100
+    """steps between checkpoints; 0: only when stopped and at the end"""
+    keep_checkpoints: int = 2
+    """how many of the newest to keep"""
+    trace_every: int = 1
+    """steps between records of loads and shifts; 0: no trace"""
+    trace_scores: int = 0
+    """tokens whose scores are kept in every record of the trace"""
+    histogram_steps: tuple[int, ...] = ()
+    """steps at which scores and shifts are counted into histograms (the paper's figures 3 and 4)"""
+
+    device: str = "auto"
+    """cpu, cuda, ...; auto: cuda if there is one"""
+    precision: str = "auto"
+    """float32 or bfloat16 (autocast; weights stay float32); auto: bfloat16 where the device multiplies it fast"""
+    parallel: str = "ddp"
+    """with several ranks: ddp, a whole model on each, or fsdp, its weights shared out"""
+    recompute: bool = False
+    """compute activations again in backward instead of keeping them"""
+    compile: bool = False
+    """torch.compile each layer"""
+
+    model: ModelConfig = MODELS["tiny"]
+    """its sizes"""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "validation_sequences", "keep_checkpoints"):
+            _require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("warmup_steps", "evaluate_every", "checkpoint_every", "trace_every", "trace_scores", "look_ahead"):
+            _require(getattr(self, name) >= 0, f"{name} must not be negative, but is {getattr(self, name)}")
+        for name in ("learning_rate", "clip"):
+            _require(getattr(self, name) > 0, f"{name} must be positive, not {getattr(self, name)}")
+        _require(
+            0 <= self.final_learning_rate <= 1,
+            f"final_learning_rate is a share, between 0 and 1, not {self.final_learning_rate}",
+        )
+        for name, known in CHOICES.items():
+            _require(getattr(self, name) in known, f"{name} must be {' or '.join(known)}, not {getattr(self, name)!r}")
+        size = self.micro_batch_size
+        _require(size is None or size >= 1, f"micro_batch_size must be at least 1, not {size}")
+        self.make_balancer(self.model.num_experts, self.model.top_k)  # a wrong name or option is told at once
+
+    def make_balancer(self, num_experts: int, top_k: int) -> Balancer:
+        options: dict[str, Any] = dict(self.balancer_options)
+        if self.update_rate is not None:
+            options["coefficient" if self.balancer in WEIGHED else "update_rate"] = self.update_rate
+        return balancer(self.balancer, num_experts, top_k=top_k, **options)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {"histogram_steps": list(self.histogram_steps)}
+
+
+CHOICES = {"precision": ("auto", "float32", "bfloat16"), "parallel": ("ddp", "fsdp")}
+
+# The paper states batch, sequence length, steps, AdamW, learning rate and weight decay (section 3.1). It states no schedule:
+# the rate is constant here, as read. Betas and clipping are those of its sources (Dai et al. 2024).
+PAPER = {
+    "data": "wikitext-103",
+    "steps": 100_000,
+    "batch_size": 64,
+    "micro_batch_size": 2,
+    "learning_rate": 1e-4,
+    "final_learning_rate": 1.0,
+    "weight_decay": 0.1,
+    "evaluate_every": 1000,
+    "checkpoint_every": 1000,
+    "trace_every": 10,
+}
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {"learning_rate": 3e-3, "warmup_steps": 20},
+    "small": {"steps": 2000, "batch_size": 16, "warmup_steps": 100, "evaluate_every": 200, "checkpoint_every": 200},
+    "deepseekmoe-1b": PAPER,
+    "deepseekmoe-3b": PAPER | {"parallel": "fsdp", "micro_batch_size": 1},
+}
+
+
+def preset(name: str, **changes: Any) -> Config:
+    """A named configuration, with changes. `model` may be a ModelConfig or a dict of its changes."""
+    if name not in PRESETS:
+        raise ValueError(f"no preset {name!r}{_near(name, PRESETS)}: there are {', '.join(PRESETS)}")
+    return update(Config(preset=name, model=MODELS[name], **PRESETS[name]), changes)
+
+
+def update(config: Config, changes: Mapping[str, Any]) -> Config:
+    """The same config with changes, as a file would name them. Unknown names are refused."""
+    return _replace(config, changes, "")
+
+
+def read(path: str | Path) -> Config:
+    """A config from a YAML file. Its `preset` (tiny if it names none) gives what the file does not."""
+    yaml = require("yaml", extra="train")
+    text = Path(path).read_text(encoding="utf-8")
+    content = yaml.safe_load(text) or {}
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold lines of the form 'name: value', not a {type(content).__name__}")
+    return preset(content.pop("preset", "tiny"), **content)
+
+
+def write_yaml(config: Config) -> str:
+    """The text that `read` understands."""
+    return require("yaml", extra="train").safe_dump(config.to_dict(), sort_keys=False)
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """The names whose values differ between two configs as dicts, with both values."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for name in {**one, **other}:
+        a, b = one.get(name), other.get(name)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found |= differences(a, b, f"{prefix}{name}.")
+        elif a != b:
+            found[prefix + name] = (a, b)
+    return found
+
+
+def _replace(old: Any, changes: Mapping[str, Any], prefix: str) -> Any:
+    types = typing.get_type_hints(type(old))
+    new = {}
+    for name, value in changes.items():
+        if name not in types:
+            raise ValueError(f"no setting {prefix + name!r}{_near(name, types)}")
+        if isinstance(value, Mapping) and dataclasses.is_dataclass(types[name]):
+            new[name] = _replace(getattr(old, name), value, f"{prefix}{name}.")
+        else:
+            new[name] = _converted(value, types[name], prefix + name)
+    return dataclasses.replace(old, **new)
+
+
+def _converted(value: Any, wanted: Any, name: str) -> Any:
+    """YAML reads 1e-3 as text and 1 as an int, and has no tuples."""
+    allowed = [each for each in (typing.get_args(wanted) or (wanted,)) if isinstance(each, type)]
+    if float in allowed and isinstance(value, str | int) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    if typing.get_origin(wanted) is tuple and isinstance(value, list | tuple):
+        return tuple(value)
+    if typing.get_origin(wanted) is dict and isinstance(value, Mapping):
+        return {key: _number(option) for key, option in value.items()}
+    if any(isinstance(value, each) and (each is bool) == isinstance(value, bool) for each in allowed):
+        return value
+    names = " or ".join("nothing" if each is type(None) else each.__name__ for each in allowed)
+    raise ValueError(f"{name} must be {names}, not {value!r}")
+
+
+def _number(option: Any) -> Any:
+    if not isinstance(option, str):
+        return option
+    for kind in (int, float):
+        try:
+            return kind(option)
+        except ValueError:
+            continue
+    return option
+
+
+def _near(word: str, known: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(word, known, n=2)
+    return f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
+
+
+def _require(true: bool, message: str) -> None:
+    if not true:
+        raise ValueError(message)

@@ -1,0 +1,262 @@
+"""train: from a config to a folder with everything about the run.
+
+runs/a/
+    config.yaml       the resolved config; `equipoise train --config runs/a/config.yaml` repeats the run
+    run.json          versions, seed, corpus and its digest, parameters, ranks, machine
+    metrics.jsonl     a line for every step and every evaluation
+    trace/            loads and shifts of every layer (equipoise.trace)
+    checkpoints/      the newest few
+    result.json       written last, atomically: a folder that has it is a finished run
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import signal
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from equipoise.model import count_parameters
+from equipoise.training import observers
+from equipoise.training.checkpoint import Checkpoints
+from equipoise.training.config import Config, write_yaml
+from equipoise.training.corpus import Corpus, prepare
+from equipoise.training.distributed import World, join
+from equipoise.training.files import remove_unfinished, write_json, write_text
+from equipoise.training.progress import Progress, on_a_terminal
+from equipoise.training.stopping import Stopped, StopSignals
+from equipoise.training.trainer import Trainer
+
+VERSIONS = ("equipoise", "torch", "numpy", "safetensors", "tokenizers")
+
+
+def train(config: Config) -> dict[str, Any]:
+    """Train, and return what result.json holds.
+
+    Raises:
+        Stopped: when SIGTERM or Ctrl-C asked for it, after a checkpoint was written.
+        FloatingPointError: when the loss or the gradient is not finite.
+        OSError: when a checkpoint cannot be written; the ones before it are untouched.
+    """
+    folder = Path(config.out)
+    finished = folder / "result.json"
+    if config.resume and finished.exists():
+        return json.loads(finished.read_text())
+    _refuse_to_overwrite(folder, config)
+    with join(config) as world, StopSignals() as signals:
+        corpus = _corpus(config, world)
+        trainer = Trainer(config, corpus, world)
+        run = Run(folder, trainer, signals)
+        try:
+            run.start()
+            run.go_on()
+        except BaseException:
+            with contextlib.suppress(OSError):  # the first error is the one to tell
+                run.close()
+            raise
+        run.close()
+        return run.finish()
+
+
+class Run:
+    """One training in its folder."""
+
+    def __init__(self, folder: Path, trainer: Trainer, signals: StopSignals) -> None:
+        self.folder, self.trainer, self.signals = folder, trainer, signals
+        self.config, self.world = trainer.config, trainer.world
+        self.checkpoints = Checkpoints(folder / "checkpoints", self.world, self.config.keep_checkpoints)
+        self.observers = _observers(folder, trainer) if self.world.first else []
+        self.watching: list[observers.Observer] = []
+        self.number = 0
+        """steps made"""
+        self.seconds = 0.0
+        """spent in them, over all times the run was resumed"""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The config as it is compared with a checkpoint's."""
+        return self.config.to_dict()
+
+    def start(self) -> None:
+        if self.world.first:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            remove_unfinished(self.folder)
+        self.checkpoints.clear_unfinished()
+        if self.config.resume:
+            self._load()
+        if self.world.first:
+            write_text(self.folder / "config.yaml", write_yaml(replace(self.config, resume=False)))
+            write_json(self.folder / "run.json", self._about_run())
+        for observer in self.observers:
+            self.watching.append(observer)
+            observer.resumed(self.number)
+
+    def go_on(self) -> None:
+        config = self.config
+        while self.number < config.steps:
+            started = perf_counter()
+            step = self.trainer.step(self.number + 1, keep_scores=self._wants_scores(self.number + 1))
+            seconds = perf_counter() - started
+            self.number, self.seconds = step.number, self.seconds + seconds
+            for observer in self.observers:
+                observer.stepped(step, seconds)
+            if _due(self.number, config.evaluate_every) or self.number == config.steps:
+                self._evaluate()
+            stop = self._asked_to_stop()
+            if _due(self.number, config.checkpoint_every) or self.number == config.steps or stop:
+                self._save()
+            if stop and self.number < config.steps:
+                raise Stopped(
+                    f"stopped at step {self.number} of {config.steps} by {signal.Signals(stop).name}. A checkpoint was "
+                    f"written: continue with --resume",
+                    stop,
+                )
+
+    def close(self) -> None:
+        for observer in self.watching:
+            observer.close()
+
+    def finish(self) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        if self.world.first:
+            result = self._result()
+            write_json(self.folder / "result.json", result)
+        self.world.wait()
+        return result
+
+    def _evaluate(self) -> None:
+        started = perf_counter()
+        measured = self.trainer.evaluate()
+        self.seconds += perf_counter() - started
+        for observer in self.observers:
+            observer.evaluated(self.number, measured)
+
+    def _save(self) -> None:
+        for observer in self.observers:
+            observer.saving(self.number)
+        about = {
+            "step": self.number,
+            "seconds": self.seconds,
+            "sequences": self.number * self.config.batch_size,
+            "config": self.identity,
+            "corpus": self.trainer.corpus.digest,
+            "versions": versions(),
+        }
+        self.checkpoints.save(self.trainer.tensors(), about, sharded=self.trainer.sharded)
+
+    def _load(self) -> None:
+        tensors = self.trainer.tensors()
+        about = self.checkpoints.load(tensors, self.identity, self.trainer.corpus.digest)
+        if about is not None:
+            self.trainer.loaded(tensors)
+            self.number, self.seconds = about["step"], about["seconds"]
+
+    def _asked_to_stop(self) -> int:
+        """The signal's number, if any rank received one: all must stop after the same step."""
+        return int(max(self.world.sum([float(self.signals.received)]))) and (self.signals.received or signal.SIGTERM)
+
+    def _wants_scores(self, number: int) -> bool:
+        config = self.config
+        return number in config.histogram_steps or bool(config.trace_scores and _due(number, config.trace_every))
+
+    def _about_run(self) -> dict[str, Any]:
+        corpus, counted = self.trainer.corpus, count_parameters(self.config.model)
+        return {
+            "versions": versions(),
+            "seed": self.config.seed,
+            "corpus": {"name": corpus.name, "digest": corpus.digest, "train_tokens": len(corpus.train)},
+            "parameters": counted._asdict(),
+            "ranks": self.world.ranks,
+            "device": str(self.world.device),
+            "threads": torch.get_num_threads(),
+            "machine": f"{platform.machine()} {platform.system()}",
+        }
+
+    def _result(self) -> dict[str, Any]:
+        rows = list(observers.read_metrics(self.folder / "metrics.jsonl"))
+        steps = [row for row in rows if row["kind"] == "train"]
+        last = next(row for row in reversed(rows) if row["kind"] == "validation")
+        tail = steps[-max(1, len(steps) // 10) :]
+        config, corpus = self.config, self.trainer.corpus
+        return {
+            "validation_loss": last["loss"],
+            "imbalance": last["imbalance"],
+            "max_violation": last["max_violation"],
+            "train_loss": sum(row["loss"] for row in tail) / len(tail),
+            "train_imbalance": sum(row["imbalance"] for row in tail) / len(tail),
+            "steps": self.number,
+            "tokens": self.number * config.batch_size * config.model.sequence_length,
+            "seconds": round(self.seconds, 3),
+            "preset": config.preset,
+            "balancer": config.balancer,
+            "update_rate": config.update_rate,
+            "balancer_options": dict(config.balancer_options),
+            "seed": config.seed,
+            "corpus": corpus.name,
+            "corpus_digest": corpus.digest,
+            "parameters": count_parameters(config.model).total,
+            "ranks": self.world.ranks,
+            "layers": last["layers"],
+            "versions": versions(),
+        }
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in VERSIONS:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _observers(folder: Path, trainer: Trainer) -> list[observers.Observer]:
+    config = trainer.config
+    tokens = config.batch_size * config.model.sequence_length
+    chosen: list[observers.Observer] = [observers.MetricsFile(folder / "metrics.jsonl", tokens)]
+    if config.trace_every:
+        chosen.append(observers.TraceRecorder(folder / "trace", trainer))
+    if config.histogram_steps:
+        chosen.append(observers.Histograms(folder / "histograms", config))
+    if observers.has_tensorboard():
+        chosen.append(observers.TensorBoard(folder / "tensorboard"))
+    if on_a_terminal():
+        chosen.append(Progress(config.steps, tokens))
+    return chosen
+
+
+def _corpus(config: Config, world: World) -> Corpus:
+    """The first rank prepares it, the others find it."""
+    if not world.first:
+        world.wait()
+    corpus = _prepare(config)
+    if world.first:
+        world.wait()
+    return corpus
+
+
+def _prepare(config: Config) -> Corpus:
+    options: dict[str, Any] = {"vocab_size": config.model.vocab_size, "tokenizer": config.tokenizer}
+    if not on_a_terminal():
+        return prepare(config.data, **options)
+    from rich.console import Console
+
+    with Console(stderr=True).status("preparing data") as status:
+        return prepare(config.data, **options, report=status.update)
+
+
+def _refuse_to_overwrite(folder: Path, config: Config) -> None:
+    if not config.resume and (folder / "run.json").exists():
+        raise ValueError(f"{folder} already holds a run: pass --resume to continue it, or another --out")
+
+
+def _due(number: int, every: int) -> bool:
+    return every > 0 and number % every == 0

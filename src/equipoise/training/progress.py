@@ -1,0 +1,57 @@
+"""What a person sees: a bar with loss, imbalance, speed and time left on a terminal, and nothing anywhere else."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from equipoise.extras import require
+from equipoise.training.observers import Observer, summary
+from equipoise.training.trainer import Step
+
+
+def on_a_terminal() -> bool:
+    return sys.stderr.isatty()
+
+
+class Progress(Observer):
+    """A rich progress bar on the terminal's error stream, so that output can be piped."""
+
+    def __init__(self, steps: int, tokens_per_step: int) -> None:
+        require("rich", extra="train")
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        self.console = Console(stderr=True, highlight=False)
+        self._tokens = tokens_per_step
+        self._bar = Bar(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]}  imbalance {task.fields[imbalance]}  {task.fields[speed]} tokens/s"),
+            TimeRemainingColumn(),
+            console=self.console,
+        )
+        self._task = self._bar.add_task("training", total=steps, loss="-", imbalance="-", speed="-")
+
+    def resumed(self, step: int) -> None:
+        self._bar.start()
+        self._bar.update(self._task, completed=step)
+
+    def stepped(self, step: Step, seconds: float) -> None:
+        level = summary([layer.imbalance for layer in step.layers], [])["imbalance"]
+        self._bar.update(
+            self._task,
+            completed=step.number,
+            loss=f"{step.loss:.3f}",
+            imbalance=f"{level:.3f}",
+            speed=f"{self._tokens / seconds:,.0f}",
+        )
+
+    def evaluated(self, step: int, measured: dict[str, Any]) -> None:
+        level = summary(measured["imbalance"], measured["max_violation"])["imbalance"]
+        self.console.print(f"step {step}: validation loss {measured['loss']:.4f}, imbalance {level:.4f}")
+
+    def close(self) -> None:
+        self._bar.stop()

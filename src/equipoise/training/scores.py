@@ -1,0 +1,41 @@
+"""Looking at the routers' scores while a model runs, without touching anything."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from equipoise.layers import Router
+from equipoise.model import DeepSeekMoE
+from equipoise.routing import score_function
+
+
+@contextlib.contextmanager
+def watch_scores(net: DeepSeekMoE, wanted: bool = True) -> Iterator[dict[str, Tensor]]:
+    """The scores (T, E) of every MoE layer in the first forward of the block, on the CPU; the dict fills as it runs."""
+    seen: dict[str, Tensor] = {}
+    layers = net.moe_layers if wanted else {}
+    hooks = [layer.router.register_forward_hook(_keep(seen, name)) for name, layer in layers.items()]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _keep(seen: dict[str, Tensor], name: str) -> Any:
+    @torch.no_grad()
+    def hook(router: Router, arguments: tuple[Tensor, ...], output: object) -> None:
+        if name in seen:  # a later micro-batch, or the same one computed again in backward
+            return
+        hidden = arguments[0].detach().flatten(0, -2)
+        with torch.autocast(hidden.device.type, enabled=False):
+            logits = F.linear(hidden.float(), router.weight.detach().float())
+        seen[name] = score_function(router.score)(logits).cpu()
+
+    return hook

@@ -1,0 +1,242 @@
+"""Trainer: the model, its optimizer and its data; one step, one evaluation, and all the tensors there are to save.
+
+One step, over M micro-batches and R ranks:
+
+    loss = mean over micro-batches of (cross entropy + penalty);   gradients are averaged over ranks
+    clip, refuse what is not finite, optimizer.step()
+    tallies: added over micro-batches, summed over ranks in one collective
+    balancer.update(tally) in every MoE layer, after the optimizer's step and once
+
+With look-ahead the update's tally is taken anew, from kept router inputs under the new weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.balancing import Balancer
+from equipoise.layers import Sample
+from equipoise.model import DeepSeekMoE, ModelOutput
+from equipoise.routing import Tally, metrics, reduce
+from equipoise.training.batches import Batches, validation_batches
+from equipoise.training.config import Config
+from equipoise.training.corpus import Corpus
+from equipoise.training.distributed import World, accumulating, share_out, whole
+from equipoise.training.schedule import learning_rate
+from equipoise.training.scores import watch_scores
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What a step did in one MoE layer. All on the CPU."""
+
+    name: str
+    loads: Tensor
+    """(E,) over the whole batch"""
+    shift: Tensor
+    """(E,) that was added to the scores"""
+    shift_after: Tensor
+    """(E,) that will be"""
+    imbalance: float
+    max_violation: float
+    scores: Tensor | None = None
+    """(T, E) of the first micro-batch of this rank, if they were asked for"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step did. `number` counts from 1: it is how many steps have been made."""
+
+    number: int
+    loss: float
+    penalty: float
+    gradient_norm: float
+    learning_rate: float
+    layers: list[Layer]
+
+
+class Trainer:
+    """See the top of the file."""
+
+    def __init__(self, config: Config, corpus: Corpus, world: World) -> None:
+        self.config, self.world, self.corpus = config, world, corpus
+        torch.manual_seed(config.seed)
+        net = DeepSeekMoE(
+            config.model, balancer=config.make_balancer, look_ahead=config.look_ahead, recompute=config.recompute
+        )
+        self.net = net.to(world.device)
+        if config.compile:
+            for block in self.net.blocks:
+                block.compile()
+        self.model = share_out(self.net, world, config)
+        self.optimizer = _optimizer(self.net, config)
+        self.batches = Batches(
+            corpus.train, config.model.sequence_length, config.batch_size, config.seed, world.rank, world.ranks
+        )
+        self.micro_batch = _micro_batch(config, world)
+        self.balancers = {name: layer.router.balancer for name, layer in self.net.moe_layers.items()}
+        self.sharded = world.ranks > 1 and config.parallel == "fsdp"
+
+    def step(self, number: int, *, keep_scores: bool = False) -> Step:
+        """Make step `number`, the first being 1."""
+        rate = learning_rate(self.config, number - 1)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.model.train()
+        outputs, scores = self._forward_backward(number, keep_scores)
+        loss, penalty = self._means(outputs)
+        norm = float(whole(nn.utils.clip_grad_norm_(self.net.parameters(), self.config.clip)))
+        _refuse_what_is_not_finite(number, loss, norm, rate)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return Step(number, loss, penalty, norm, rate, self._balance(outputs, scores))
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float | list[float]]:
+        """The loss and the loads over the whole validation set; penalties are not part of it."""
+        self.model.eval()
+        total, sequences = torch.zeros((), dtype=torch.float64, device=self.world.device), 0
+        tallies: dict[str, Tally] = {}
+        for tokens, targets in self._validation():
+            with self._autocast():
+                output = self.model(tokens, targets)
+            total += output.loss.double() * len(tokens)
+            sequences += len(tokens)
+            for name, tally in zip(self.balancers, output.tallies, strict=True):
+                tallies[name] = tally + tallies.get(name, 0)
+        loss, count = self.world.sum([float(total), float(sequences)])
+        measured = [metrics(tally.loads) for tally in reduce(tallies).values()]
+        return {
+            "loss": loss / count,
+            **{name: [float(each[name]) for each in measured] for name in ("imbalance", "max_violation")},
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything a checkpoint holds, as tensors that can be copied from and into.
+
+        No step draws a random number, so one generator's state, the same on all ranks, stands for all.
+        """
+        found = {f"model.{name}": tensor for name, tensor in self.net.state_dict().items()}
+        for name, weight in self.net.named_parameters():
+            state = self.optimizer.state[weight]
+            if not state:  # before the first step; these are AdamW's own first values
+                state["step"] = torch.zeros((), dtype=torch.float32, device=weight.device)
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
+            found |= {f"optimizer.{name}.{key}": value.detach() for key, value in state.items()}
+        return found | {"rng.cpu": torch.get_rng_state()}
+
+    def loaded(self, tensors: dict[str, Tensor]) -> None:
+        """After a checkpoint was copied into `tensors()`: all but the generator's state is in place already."""
+        torch.set_rng_state(tensors["rng.cpu"])
+
+    def _forward_backward(self, number: int, keep_scores: bool) -> tuple[list[ModelOutput], dict[str, Tensor]]:
+        tokens, targets = (each.to(self.world.device) for each in self.batches[number - 1])
+        pairs = list(zip(tokens.split(self.micro_batch), targets.split(self.micro_batch), strict=True))
+        outputs: list[ModelOutput] = []
+        with watch_scores(self.net, keep_scores) as scores:
+            for n, (some, wanted) in enumerate(pairs):
+                with accumulating(self.model, more_to_come=n < len(pairs) - 1):
+                    with self._autocast():
+                        output = self.model(some, wanted)
+                    ((output.loss + output.penalty) / len(pairs)).backward()
+                outputs.append(output._replace(loss=output.loss.detach(), penalty=output.penalty.detach()))
+        return outputs, scores
+
+    def _means(self, outputs: list[ModelOutput]) -> list[float]:
+        """Loss and penalty over micro-batches and ranks."""
+        each = torch.stack(
+            [torch.stack((output.loss, output.penalty)).double() for output in outputs if output.loss is not None]
+        )
+        return self.world.mean(each.mean(0).tolist())
+
+    def _balance(self, outputs: list[ModelOutput], scores: dict[str, Tensor]) -> list[Layer]:
+        tallies = reduce(
+            {
+                name: sum((output.tallies[n] for output in outputs[1:]), start=outputs[0].tallies[n])
+                for n, name in enumerate(self.balancers)
+            }
+        )
+        before = {name: _shift(balancer) for name, balancer in self.balancers.items()}
+        fresh = self._fresh_tallies(outputs) if self.config.look_ahead else tallies
+        for name, balancer in self.balancers.items():
+            balancer.update(fresh[name])
+        return [self._layer(name, tallies[name], before[name], scores.get(name)) for name in self.balancers]
+
+    def _fresh_tallies(self, outputs: list[ModelOutput]) -> dict[str, Tally]:
+        fresh = {}
+        for n, (name, layer) in enumerate(self.net.moe_layers.items()):
+            samples = [sample for output in outputs if isinstance(sample := output.samples[n], Sample)]
+            fresh[name] = layer.router.fresh_tally(sum(samples[1:], start=samples[0]))
+        return reduce(fresh)
+
+    def _layer(self, name: str, tally: Tally, before: Tensor, scores: Tensor | None) -> Layer:
+        measured = metrics(tally.loads)
+        return Layer(
+            name=name,
+            loads=tally.loads.cpu(),
+            shift=before,
+            shift_after=_shift(self.balancers[name]),
+            imbalance=float(measured["imbalance"]),
+            max_violation=float(measured["max_violation"]),
+            scores=scores,
+        )
+
+    def _validation(self) -> list[tuple[Tensor, Tensor]]:
+        config, world = self.config, self.world
+        batches = validation_batches(
+            self.corpus.validation,
+            config.model.sequence_length,
+            self.micro_batch,
+            config.validation_sequences,
+            world.rank,
+            world.ranks,
+        )
+        return [(tokens.to(world.device), targets.to(world.device)) for tokens, targets in batches]
+
+    def _autocast(self) -> contextlib.AbstractContextManager[object]:
+        device = self.world.device.type
+        wanted = self.config.precision == "bfloat16"
+        if self.config.precision == "auto":  # a CPU has bfloat16 too, but many times slower than float32
+            wanted = device == "cuda" and torch.cuda.is_bf16_supported()
+        return torch.autocast(device, torch.bfloat16) if wanted else contextlib.nullcontext()
+
+
+def _optimizer(net: DeepSeekMoE, config: Config) -> torch.optim.AdamW:
+    """AdamW, where only matrices decay."""
+    weights = list(net.parameters())
+    groups = [
+        {"params": [each for each in weights if each.dim() > 1], "weight_decay": config.weight_decay},
+        {"params": [each for each in weights if each.dim() == 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
+
+
+def _micro_batch(config: Config, world: World) -> int:
+    share = config.batch_size // world.ranks
+    size = config.micro_batch_size or share
+    if share % size:
+        raise ValueError(
+            f"a batch of {config.batch_size} sequences gives each of {world.ranks} ranks {share}, which do not divide into "
+            f"micro-batches of {size}"
+        )
+    return size
+
+
+def _shift(balancer: Balancer) -> Tensor:
+    """A copy on the CPU; zeros for methods that have none."""
+    shift = getattr(balancer, "shift", None)
+    return torch.zeros(balancer.num_experts) if shift is None else shift.detach().to("cpu", copy=True)
+
+
+def _refuse_what_is_not_finite(number: int, loss: float, norm: float, rate: float) -> None:
+    for name, value in (("loss", loss), ("norm of the gradient", norm)):
+        if not torch.isfinite(torch.tensor(value)):
+            raise FloatingPointError(
+                f"the {name} of step {number} is {value}: training stopped before the weights were touched. Usual causes: a "
+                f"learning rate that is too high (it was {rate:.2g}), too little warm-up, or damaged data. Go on from the last "
+                "checkpoint with --resume, or start anew with a lower --learning-rate"
+            )

@@ -1,0 +1,171 @@
+"""From texts to tokens on the disk."""
+
+import json
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from equipoise.training import corpus as corpora
+from equipoise.training import docstrings
+from equipoise.training.corpus import open_corpus, prepare
+from equipoise.training.texts import find
+from equipoise.training.tokenizer import load_tokenizer
+
+
+def decoded(corpus, split):
+    coder = load_tokenizer(str(corpus.folder))
+    return coder.decode(getattr(corpus, split).tolist(), skip_special_tokens=True)
+
+
+def write(folder, **files):
+    folder.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (folder / f"{name}.txt").write_text(text)
+    return str(folder)
+
+
+def test_tokens_say_the_text(texts):
+    corpus = prepare(str(texts), vocab_size=512)
+    both = decoded(corpus, "train") + decoded(corpus, "validation")
+    for path in texts.iterdir():
+        assert path.read_text() in both
+    assert len(corpus.train) > len(corpus.validation) > 0
+    assert corpus.train.dtype == np.uint16
+    assert corpus.vocab_size == 512
+
+
+def test_the_second_time_nothing_is_read(texts, monkeypatch):
+    first = prepare(str(texts), vocab_size=512)
+    monkeypatch.setattr(corpora, "_make", None)
+    assert prepare(str(texts), vocab_size=512).digest == first.digest
+
+
+def test_the_same_texts_give_the_same_tokens(texts, tmp_path, monkeypatch):
+    first = prepare(str(texts), vocab_size=400)
+    monkeypatch.setenv("EQUIPOISE_CACHE", str(tmp_path))
+    second = prepare(str(texts), vocab_size=400)
+    assert second.folder != first.folder
+    assert second.digest == first.digest
+
+
+def test_another_text_is_another_corpus(tmp_path):
+    folder = write(tmp_path / "a", one="first " * 50, two="second " * 50)
+    before = prepare(folder, vocab_size=300)
+    write(tmp_path / "a", one="changed " * 50)
+    assert prepare(folder, vocab_size=300).digest != before.digest
+
+
+def test_splits_by_name(tmp_path):
+    folder = write(tmp_path / "a", train="to learn " * 9, valid="to check " * 9, test="to leave alone " * 9)
+    corpus = prepare(folder, vocab_size=300)
+    assert decoded(corpus, "train") == "to learn " * 9
+    assert decoded(corpus, "validation") == "to check " * 9
+
+
+def test_one_file_is_cut_by_lines(tmp_path):
+    path = tmp_path / "lines.txt"
+    path.write_text("".join(f"line {n}\n" for n in range(100)))
+    corpus = prepare(str(path), vocab_size=300)
+    assert decoded(corpus, "validation") == "".join(f"line {n}\n" for n in range(95, 100))
+
+
+def test_gpt2s_files_are_read(tmp_path):
+    alphabet = [chr(byte) for byte in range(33, 127)]
+    entries = [*alphabet, "Ġ", "<|endoftext|>", "ab"]
+    (tmp_path / "encoder.json").write_text(json.dumps({entry: n for n, entry in enumerate(entries)}))
+    (tmp_path / "vocab.bpe").write_text("#version: 0.2\na b\n")
+    coder = load_tokenizer(str(tmp_path))
+    assert coder.encode("ab c").tokens == ["ab", "Ġ", "c"]
+
+
+def test_damage_is_told(tmp_path):
+    corpus = prepare(write(tmp_path / "a", one="x " * 99, two="y " * 99), vocab_size=300)
+    path = corpus.folder / "train.bin"
+    path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(ValueError, match=r"train.bin is damaged: delete the folder"):
+        open_corpus(corpus.folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data": "docstring"}, "no data 'docstring': it is neither 'docstrings' nor"),
+        ({"data": ".", "vocab_size": 256}, "at least 257 entries"),
+        ({"data": ".", "tokenizer": "."}, "holds no tokenizer: looked for tokenizer.json"),
+        ({"data": "empty"}, "holds no text: looked for files ending in .txt"),
+        ({"data": "binary.txt"}, "is not UTF-8 text"),
+    ],
+)
+def test_mistakes_are_explained(tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, one="some text\n" * 9, two="some more\n" * 9)
+    (tmp_path / "empty").mkdir()
+    if options["data"] == "binary.txt":
+        (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match=message):
+        prepare(**{"vocab_size": 300, **options})
+
+
+def test_vocabularies_must_fit(tmp_path, texts):
+    trained = prepare(str(texts), vocab_size=512)
+    folder = write(tmp_path / "a", one="x " * 99, two="y " * 99)
+    with pytest.raises(ValueError, match="has 512 entries, the model's vocab_size is 300"):
+        prepare(folder, vocab_size=300, tokenizer=str(trained.folder))
+
+
+def test_docstrings_are_found(tmp_path, monkeypatch):
+    long = "A sentence that is long enough to be worth reading, since it has more than eighty characters."
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "left_out.py").write_text(f'"""{long} In a test."""')
+    (tmp_path / "broken.py").write_text(f'"""{long} Broken."""\ndef (')
+    (tmp_path / "good.py").write_text(
+        f'"""{long}"""\nif True:\n    class A:\n        def f(self):\n            r"""{long} In f."""\n'
+        f'def g():\n    """Short."""\nadd_docstr(g, """{long} Attached.""")\n'
+    )
+    (tmp_path / "same.py").write_text(f'"""{long}"""')
+    monkeypatch.setattr(docstrings, "LIBRARIES", ())
+    monkeypatch.setattr(docstrings, "_roots", lambda _: [tmp_path])
+    assert dict(docstrings.documents()) == {"python/good.py": f"{long}\n\n{long} In f.\n\n{long} Attached."}
+
+
+def test_docstrings_follow_versions(monkeypatch):
+    fingerprint = find("docstrings").fingerprint["docstrings"]
+    assert fingerprint["torch"].startswith("2.")
+    monkeypatch.setattr(docstrings.platform, "python_version", lambda: "3.99")
+    assert find("docstrings").fingerprint["docstrings"] != fingerprint
+
+
+@pytest.mark.slow
+def test_the_whole_docstring_corpus(tmp_path, monkeypatch):
+    monkeypatch.setenv("EQUIPOISE_CACHE", str(tmp_path))
+    corpus = prepare("docstrings", vocab_size=4096)
+    assert len(corpus.train) > 3_000_000
+    assert 0.02 < len(corpus.validation) / len(corpus.train) < 0.1
+    assert corpus.vocab_size == 4096
+
+
+def fake_datasets(load):
+    module = types.ModuleType("datasets")
+    module.load_dataset = load
+    module.exceptions = types.SimpleNamespace(DatasetsError=RuntimeError)
+    return module
+
+
+def test_wikitext_is_cut_into_articles(monkeypatch):
+    rows = ["", " = One = \n", " text\n", " = = Part = = \n", " = Two = \n", " more\n"]
+    answer = {"train": {"text": rows}, "validation": {"text": rows[1:3]}}
+    monkeypatch.setitem(sys.modules, "datasets", fake_datasets(lambda *_: answer))
+    documents = list(find("wikitext-103").documents())
+    assert [split for split, _ in documents] == ["train", "train", "validation"]
+    assert documents[0][1] == " = One = \n text\n = = Part = = \n"
+
+
+def test_without_a_network_the_remedy_is_told(monkeypatch):
+    def offline(*_):
+        raise ConnectionError("no route")
+
+    monkeypatch.setitem(sys.modules, "datasets", fake_datasets(offline))
+    with pytest.raises(ValueError, match=r"could not be fetched \(no route\)[\s\S]*--data FOLDER"):
+        list(find("wikitext-103").documents())
