@@ -58,7 +58,8 @@ def row(verdict: Verdict) -> tuple[str, str, str, str, str, str]:
     if not verdict.applies or verdict.margin is None:
         return verdict.name, "no", "-", "-", "-", verdict.why
     holds = "yes" if verdict.holds else "NO"
-    return verdict.name, "yes", holds, f"{verdict.margin:.3g}", str(verdict.worst_step), verdict.why
+    why = verdict.why.split("; elsewhere")[0]  # why other steps were left out is long; --json has it
+    return verdict.name, "yes", holds, f"{verdict.margin:.3g}", str(verdict.worst_step), why
 
 
 def summary(found: list[Verdict]) -> str:
