@@ -36,6 +36,14 @@ def test_tokens_say_the_text(texts):
     assert corpus.vocab_size == 512
 
 
+def test_a_text_may_speak_of_its_end(tmp_path):
+    folder = write(tmp_path / "a", one="before <|endoftext|> after", two="x " * 99)
+    corpus = prepare(folder, vocab_size=300)
+    end = load_tokenizer(str(corpus.folder)).token_to_id("<|endoftext|>")
+    assert (corpus.train == end).sum() == 1  # where it does end
+    assert decoded(corpus, "train") == "before <|endoftext|> after"
+
+
 def test_the_second_time_nothing_is_read(texts, monkeypatch):
     first = prepare(str(texts), vocab_size=512)
     monkeypatch.setattr(corpora, "_make", None)

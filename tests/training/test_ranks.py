@@ -75,10 +75,10 @@ def runs(texts, tmp_path_factory):
     train(alone)
     shared = {
         "ddp": config("ddp"),
-        "fsdp": config("fsdp", parallel="fsdp"),
-        "accumulated": config("accumulated", parallel="fsdp", micro_batch_size=1),
+        "fsdp": config("fsdp", parallel="fsdp", trace_scores=16),
+        "accumulated": config("accumulated", parallel="fsdp", micro_batch_size=1, validation_sequences=5),
     }
-    broken, stopped = config("broken", parallel="fsdp"), config("stopped", steps=8)
+    broken, stopped = config("broken", parallel="fsdp", trace_scores=16), config("stopped", steps=8)
     on_ranks(functools.partial(everything, list(shared.values()), broken, stopped), 2, folder)
     return {"alone": alone, "broken": broken, "stopped": stopped, **shared}
 
@@ -107,6 +107,19 @@ def test_later_steps_stay_near(runs, kind):
 def test_validation_is_the_same_set(runs):
     one, other = (rows(runs[kind], "validation")[-1] for kind in ("alone", "ddp"))
     assert one["loss"] == pytest.approx(other["loss"], rel=LOSS_TOLERANCE)
+
+
+def test_ranks_may_have_unequal_shares_of_validation(runs, tmp_path):
+    """Five sequences on two ranks, which under FSDP must make equally many forwards."""
+    alone = dataclasses.replace(runs["alone"], out=str(tmp_path), validation_sequences=5)
+    expected = train(alone)["validation_loss"]
+    assert rows(runs["accumulated"], "validation")[-1]["loss"] == pytest.approx(expected, rel=LOSS_TOLERANCE)
+
+
+def test_scores_of_sharded_routers_are_seen(runs):
+    scores = record(runs["fsdp"], 3).scores
+    assert scores.shape == (16, 8)
+    assert scores.sum(1) == pytest.approx(np.ones(16), abs=1e-5)
 
 
 def test_sharded_checkpoints_resume_exactly(runs):

@@ -108,6 +108,13 @@ def test_a_finished_run_is_not_run_again(micro, monkeypatch):
     assert train(again(config)) == result
 
 
+def test_a_finished_run_of_another_config_is_told(micro):
+    config = micro(steps=2)
+    train(config)
+    with pytest.raises(ValueError, match=r"another config:\n  steps: 2 there, 4 here"):
+        train(again(config, steps=4))
+
+
 def test_the_last_few_are_kept(micro):
     config = micro(keep_checkpoints=3)
     train(config)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from equipoise.model.config import ModelConfig
 
@@ -32,10 +33,10 @@ class Rotary(nn.Module):
         """Compute them again, on the device they are on: a model built on the meta device has none."""
         self.cos, self.sin = self._angles(self.cos.device)
 
-    def forward(self, heads: Tensor) -> Tensor:
-        """Turn heads (..., S, d), in float32 whatever their dtype."""
-        S = heads.shape[-2]
-        return _Turn.apply(heads, self.cos[:S].float(), self.sin[:S].float())
+    def forward(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (B, S, H, d) from all three together (B, S, 3, H, d); the first two turned."""
+        S = qkv.shape[1]
+        return _Heads.apply(qkv, self.cos[:S].float().unsqueeze(1), self.sin[:S].float().unsqueeze(1))
 
     def _angles(self, device: torch.device | None) -> tuple[Tensor, Tensor]:
         pairs = torch.arange(0, self.head_size, 2, dtype=torch.float32, device=device) / self.head_size
@@ -45,28 +46,54 @@ class Rotary(nn.Module):
         return angles.cos(), angles.sin()
 
 
-class _Turn(torch.autograd.Function):
-    """A rotation, whose gradient is the rotation back: nothing of the heads needs to be kept."""
+class _Heads(torch.autograd.Function):
+    """The gradient of a rotation is the rotation back. So nothing needs to be kept, and the three gradients go straight into
+    one tensor: left to autograd, cutting one tensor in three costs three tensors of zeros and their sum."""
 
     @staticmethod
-    def forward(ctx: Any, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(cos, sin)
-        return _turned(heads, cos, sin)
+        query, key, value = qkv.unbind(2)
+        turned = torch.empty_like(query), torch.empty_like(key)
+        for heads, result in zip((query, key), turned):
+            _turn(heads, cos, sin, result)
+        return *turned, value.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
-        return _turned(grad, cos, -sin), None, None
+        B, S, H, d = grads[0].shape
+        result = grads[0].new_empty(B, S, 3, H, d)
+        for n in range(2):
+            _turn(grads[n], cos, -sin, result[:, :, n])
+        result[:, :, 2] = grads[2]
+        return result, None, None
 
 
-def _turned(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    precise = heads.to(torch.promote_types(heads.dtype, torch.float32))
-    one, other = precise.chunk(2, dim=-1)
-    result = torch.empty_like(precise)
-    first, second = result.chunk(2, dim=-1)
+def _turn(heads: Tensor, cos: Tensor, sin: Tensor, result: Tensor) -> None:
+    """Write heads, turned, into result; in float32 at least, whatever their dtype."""
+    precise = torch.promote_types(heads.dtype, torch.float32)
+    if heads.dtype != precise:
+        wide = torch.empty_like(heads, dtype=precise)
+        _turn(heads.to(precise), cos, sin, wide)
+        result.copy_(wide)
+        return
+    (one, other), (first, second) = heads.chunk(2, dim=-1), result.chunk(2, dim=-1)
     torch.mul(one, cos, out=first).addcmul_(other, sin, value=-1)
     torch.mul(other, cos, out=second).addcmul_(one, sin)
-    return result.to(heads.dtype)
+
+
+def reference_heads(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The slow twin, as one would write it down; cos and sin are (S, d/2)."""
+    query, key, value = qkv.unbind(2)
+
+    def turn(heads: Tensor) -> Tensor:
+        one, other = heads.chunk(2, dim=-1)
+        c, s = cos.unsqueeze(1), sin.unsqueeze(1)
+        return torch.cat((one * c - other * s, other * c + one * s), dim=-1)
+
+    return turn(query), turn(key), value
 
 
 class Attention(nn.Module):
@@ -82,7 +109,7 @@ class Attention(nn.Module):
 
     def forward(self, hidden: Tensor, rotary: Rotary) -> Tensor:
         """(B, S, D) to (B, S, D)."""
-        heads = self.qkv(hidden).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)  # 3, B, H, S, d
-        turned, values = rotary(heads[:2]), heads[2]
-        mixed = F.scaled_dot_product_attention(turned[0], turned[1], values, is_causal=True)
+        heads = rotary(self.qkv(hidden).unflatten(-1, (3, self.num_heads, -1)))
+        query, key, value = (each.transpose(1, 2) for each in heads)  # B, H, S, d
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.out(mixed.transpose(1, 2).flatten(2))

@@ -111,15 +111,20 @@ class Checkpoints:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _check(path: Path, about: dict[str, Any], config: dict[str, Any], corpus: str) -> None:
-    if about["format"] != FORMAT:
-        raise ValueError(f"{path} has format {about['format']}, this version reads {FORMAT}")
-    differ = {k: v for k, v in differences(about["config"], config).items() if k not in MAY_CHANGE}
+def refuse_other_config(path: Path, there: dict[str, Any], here: dict[str, Any]) -> None:
+    """Raise an error that names every setting in which the config of a run or checkpoint differs from the present one."""
+    differ = {name: pair for name, pair in differences(there, here).items() if name not in MAY_CHANGE}
     if differ:
         lines = "".join(f"\n  {name}: {old!r} there, {new!r} here" for name, (old, new) in differ.items())
         raise ValueError(
             f"{path} is of another config:{lines}\nGo on with the settings it has, or choose another --out"
         )
+
+
+def _check(path: Path, about: dict[str, Any], config: dict[str, Any], corpus: str) -> None:
+    if about["format"] != FORMAT:
+        raise ValueError(f"{path} has format {about['format']}, this version reads {FORMAT}")
+    refuse_other_config(path, about["config"], config)
     if about["corpus"] != corpus:
         raise ValueError(
             f"{path} was trained on another corpus (digest {about['corpus'][:12]}, here {corpus[:12]}): have the texts or the "

@@ -130,6 +130,7 @@ def _make(
 def _write_tokens(path: Path, coder: Any, documents: list[str], dtype: np.dtype) -> int:
     """Every document, each followed by the token that ends a text."""
     end, written = coder.token_to_id(END_OF_TEXT), 0
+    coder.encode_special_tokens = True  # a text that speaks of the token does not end there
     with path.open("wb") as file:
         for start in range(0, len(documents), TOGETHER):
             for encoding in coder.encode_batch_fast(documents[start : start + TOGETHER], add_special_tokens=False):

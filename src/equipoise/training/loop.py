@@ -25,8 +25,8 @@ import torch
 
 from equipoise.model import count_parameters
 from equipoise.training import observers
-from equipoise.training.checkpoint import Checkpoints
-from equipoise.training.config import Config, write_yaml
+from equipoise.training.checkpoint import Checkpoints, refuse_other_config
+from equipoise.training.config import Config, read, write_yaml
 from equipoise.training.corpus import Corpus, prepare
 from equipoise.training.distributed import World, join
 from equipoise.training.files import remove_unfinished, write_json, write_text
@@ -48,21 +48,25 @@ def train(config: Config) -> dict[str, Any]:
     folder = Path(config.out)
     finished = folder / "result.json"
     if config.resume and finished.exists():
+        refuse_other_config(folder, read(folder / "config.yaml").to_dict(), config.to_dict())
         return json.loads(finished.read_text())
     _refuse_to_overwrite(folder, config)
-    with join(config) as world, StopSignals() as signals:
-        corpus = _corpus(config, world)
-        trainer = Trainer(config, corpus, world)
-        run = Run(folder, trainer, signals)
-        try:
-            run.start()
-            run.go_on()
-        except BaseException:
-            with contextlib.suppress(OSError):  # the first error is the one to tell
-                run.close()
-            raise
-        run.close()
-        return run.finish()
+    with join(config) as world:
+        trainer = Trainer(config, _corpus(config, world), world)
+        with StopSignals() as signals:
+            return _run(Run(folder, trainer, signals))
+
+
+def _run(run: Run) -> dict[str, Any]:
+    try:
+        run.start()
+        run.go_on()
+    except BaseException:
+        with contextlib.suppress(OSError):  # the first error is the one to tell
+            run.close()
+        raise
+    run.close()
+    return run.finish()
 
 
 class Run:

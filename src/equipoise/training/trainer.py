@@ -13,6 +13,7 @@ With look-ahead the update's tally is taken anew, from kept router inputs under 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +23,7 @@ from equipoise.balancing import Balancer
 from equipoise.layers import Sample
 from equipoise.model import DeepSeekMoE, ModelOutput
 from equipoise.routing import Tally, metrics, reduce
-from equipoise.training.batches import Batches, validation_batches
+from equipoise.training.batches import Batches, cut, num_windows, validation_batches
 from equipoise.training.config import Config
 from equipoise.training.corpus import Corpus
 from equipoise.training.distributed import World, accumulating, share_out, whole
@@ -101,9 +102,11 @@ class Trainer:
         self.model.eval()
         total, sequences = torch.zeros((), dtype=torch.float64, device=self.world.device), 0
         tallies: dict[str, Tally] = {}
-        for tokens, targets in self._validation():
+        for tokens, targets, counts in self._validation():
             with self._autocast():
                 output = self.model(tokens, targets)
+            if not counts:
+                continue
             total += output.loss.double() * len(tokens)
             sequences += len(tokens)
             for name, tally in zip(self.balancers, output.tallies, strict=True):
@@ -185,17 +188,18 @@ class Trainer:
             scores=scores,
         )
 
-    def _validation(self) -> list[tuple[Tensor, Tensor]]:
-        config, world = self.config, self.world
-        batches = validation_batches(
-            self.corpus.validation,
-            config.model.sequence_length,
-            self.micro_batch,
-            config.validation_sequences,
-            world.rank,
-            world.ranks,
-        )
-        return [(tokens.to(world.device), targets.to(world.device)) for tokens, targets in batches]
+    def _validation(self) -> Iterator[tuple[Tensor, Tensor, bool]]:
+        """Inputs, targets, and whether they count. Under FSDP every forward is a collective, so that all ranks must make
+        equally many: a rank with fewer sequences looks at the first one again, and does not count it."""
+        world, tokens, S = self.world, self.corpus.validation, self.config.model.sequence_length
+        limit = min(self.config.validation_sequences, num_windows(tokens, S))
+        mine = [
+            (*pair, True) for pair in validation_batches(tokens, S, self.micro_batch, limit, world.rank, world.ranks)
+        ]
+        most = -(-limit // world.ranks)  # sequences of the rank that has most
+        mine += [(*cut(tokens, [0], S), False)] * (-(-most // self.micro_batch) - len(mine))
+        for inputs, targets, counts in mine:
+            yield inputs.to(world.device), targets.to(world.device), counts
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         device = self.world.device.type
