@@ -26,6 +26,7 @@ _HOMES = {
     "Balancer": "equipoise.balancing",
     "balancer": "equipoise.balancing",
     "balancers": "equipoise.balancing",
+    "balance": "equipoise.integrations.huggingface",
 }
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "Router",
     "Routing",
     "Tally",
+    "balance",
     "balancer",
     "balancers",
     "check_scores",
@@ -47,6 +49,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from equipoise.balancing import Balancer, balancer, balancers
+    from equipoise.integrations.huggingface import balance
     from equipoise.layers import MoE, Router
     from equipoise.routing import (
         Groups,

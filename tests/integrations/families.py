@@ -74,6 +74,13 @@ class Family:
 
     def model(self, seed: int = 0) -> torch.nn.Module:
         torch.manual_seed(seed)
+        model = self._build()
+        for parameter in model.parameters():
+            if parameter.dim() == 2 and len(parameter) > 1 and not parameter.is_meta and not parameter.any():
+                torch.nn.init.normal_(parameter, std=0.1)  # some gates start at 0, where all scores tie
+        return model
+
+    def _build(self) -> torch.nn.Module:
         config = self.config()
         if self.parts is not None:
             return getattr(self._module(), self.parts[1])(config)

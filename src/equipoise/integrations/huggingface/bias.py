@@ -33,9 +33,10 @@ class Bias:
         return self.tensor.dtype
 
     @property
-    def mark(self) -> tuple[int, int]:
-        """Changes whenever somebody replaces the tensor or writes into it. Costs no look at its values."""
-        return id(self.tensor), self.tensor._version
+    def mark(self) -> tuple[object, ...]:
+        """Changes whenever somebody replaces the tensor, its storage or its values. Costs no look at them."""
+        value = self.tensor
+        return id(value), value._version, value.dtype, 0 if _is_sharded(value) else value.data_ptr()
 
     @torch.no_grad()
     def read(self) -> Tensor:

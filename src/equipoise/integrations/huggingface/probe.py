@@ -112,7 +112,7 @@ class _Stage(nn.Module):
         gate = getattr(self.block, self.gate_name)
         passed = () if bias_name is None else (getattr(self.block, bias_name),)
         with _Watch() as watch:
-            output = gate(hidden, *passed)
+            output = gate.forward(hidden, *passed)  # past the hooks that others may have put on it
             alone = isinstance(output, Tensor)
             outputs = (output,) if alone else tuple(output)
             route = getattr(self.block, "route_tokens_to_experts", None)
