@@ -6,7 +6,7 @@ installed transformers does not have are not listed by `present()`.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,8 +60,6 @@ class Family:
     """names of the config and model class, where the auto classes do not know the text model alone"""
     left_alone: int = 0
     """routers that are knowingly not balanced"""
-    forwards: bool = True
-    """whether it can be trained here, or only be looked at"""
 
     def __str__(self) -> str:
         return self.name
@@ -225,6 +223,20 @@ NOT_BUILT = {"diffusion_gemma": "its text model is not built apart from its diff
 """families not tested, and why"""
 
 
+OLD = tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 13)
+NOT_IN_OLD = {
+    "jamba": "wants kernels for its mamba layers",
+    **dict.fromkeys(("aria", "granitemoe", "granitemoehybrid", "granitemoeshared"), "choose inside their experts"),
+    **dict.fromkeys(("ernie4_5_vl_moe", "qwen3_vl_moe", "qwen3_omni_moe", "dbrx"), "want other configs than here"),
+}
+"""families that this file does not build with a transformers older than 5.13, and why"""
+
+
 def present(families: list[Family]) -> list[Family]:
     """Those the installed transformers has."""
-    return [family for family in families if importlib.util.find_spec(f"transformers.models.{family.name}") is not None]
+    return [
+        family
+        for family in families
+        if importlib.util.find_spec(f"transformers.models.{family.name}") is not None
+        and not (OLD and family.name in NOT_IN_OLD)
+    ]

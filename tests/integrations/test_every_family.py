@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import equipoise
-from tests.integrations.families import WITH_BIAS, WITHOUT_BIAS, present
+from tests.integrations.families import OLD, WITH_BIAS, WITHOUT_BIAS, present
 from tests.integrations.tools import batch, forward, witnessed_loads
 
 
@@ -58,13 +58,15 @@ def test_without_a_bias_the_choice_is_shifted(family):
 @pytest.mark.parametrize("family", present(WITH_BIAS), ids=str)
 def test_rules_that_look_at_scores_agree_with_the_core(family, name):
     model, inputs, logits = family.model().train(), batch(padded=True), []
-    if family.name == "axk2":
-        with pytest.raises(ValueError, match="cannot be followed"):
+    if OLD and family.name in ("longcat_flash", "afmoe"):
+        with pytest.raises(ValueError, match="does not return its logits"):
             equipoise.balance(model, name)
         return
     balancing = equipoise.balance(model, name)
     seat = balancing.seats[0]
-    seat.router.gate.register_forward_hook(lambda _, args, output: logits.append(output[0].detach()))
+    seat.router.gate.register_forward_hook(
+        lambda _, args, output: logits.append((output if torch.is_tensor(output) else output[0]).detach())
+    )
     forward(model, inputs).backward()
     balancing.step()
     scores = logits[0] if family.score == "identity" else equipoise.score_function(family.score)(logits[0])

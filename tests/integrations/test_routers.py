@@ -9,7 +9,7 @@ from torch import nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from equipoise.integrations.huggingface.routers import find_routers, plain_name
-from tests.integrations.families import NOT_BUILT, REFUSED, WITH_BIAS, WITHOUT_BIAS, Family, present
+from tests.integrations.families import NOT_BUILT, OLD, REFUSED, WITH_BIAS, WITHOUT_BIAS, Family, present
 
 FAMILIES = present(WITH_BIAS) + present(WITHOUT_BIAS)
 
@@ -23,7 +23,8 @@ def test_every_router_is_found(family):
         habit = router.habit
         assert (habit.num_experts, habit.top_k) == (family.num_experts, family.top_k)
         assert habit.bias == family.bias
-        assert habit.score == family.score
+        if not OLD:  # older gates return scores, or nothing, where newer ones return logits
+            assert habit.score == family.score
         assert habit.groups == ((4, 2) if family.grouped else None)
 
 

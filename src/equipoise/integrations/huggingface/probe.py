@@ -13,6 +13,7 @@ Nothing of the model is touched, and it may live on any device, the meta device 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -117,7 +118,7 @@ class _Stage(nn.Module):
             outputs = (output,) if alone else tuple(output)
             route = getattr(self.block, "route_tokens_to_experts", None)
             in_gate = bool(watch.seen) or route is None
-            choice = outputs if in_gate or route is None else tuple(route(outputs[0]))
+            choice = outputs if in_gate or route is None else tuple(route(*_wanted(route, hidden, outputs[0])))
         return _Outcome(watch.seen, outputs, alone, choice, in_gate)
 
 
@@ -251,6 +252,11 @@ class _Experiment:
                 if not torch.equal(output.reshape(indices.shape).long(), indices):
                     raise NotByTopKError("it rewrites its choice after the top-K")
                 return
+
+
+def _wanted(route: Callable[..., Any], hidden: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
+    """A block's method takes the logits, or the hidden states and the logits."""
+    return (logits,) if len(inspect.signature(route).parameters) == 1 else (hidden, logits)
 
 
 def _named_tensors(module: nn.Module, recurse: bool) -> list[tuple[str, Tensor]]:

@@ -261,7 +261,7 @@ def _check_possible(router: Router, balancer: Dual, needs_scores: bool) -> None:
             f"this balancer looks at scores, but {router.name}'s gate does not return its logits in this transformers: choose "
             "one that needs loads only (deepseek, proportional, moonlight ...), or upgrade transformers"
         )
-    if habit.groups is not None and (habit.group_worth != "top2" or habit.fill == 0.0):
+    if habit.groups is not None and (habit.group_worth != "top2" or router.bias is None):
         raise ValueError(
             f"this balancer looks at scores, but {router.name} chooses its groups in a way that cannot be followed: choose one "
             "that needs loads only (deepseek, proportional, moonlight ...)"
