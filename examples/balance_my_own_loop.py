@@ -1,12 +1,14 @@
 """Balance a Hugging Face model in a training loop of your own."""
 
+from pathlib import Path
+
 import torch
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
 import equipoise
 
 torch.manual_seed(0)
-words = open(torch.__file__).read().split()  # any text
+words = Path(torch.__file__).read_text().split()  # any text
 vocabulary = {word: number for number, word in enumerate(dict.fromkeys(words))}
 text = torch.tensor([vocabulary[word] for word in words])
 

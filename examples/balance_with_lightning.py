@@ -1,5 +1,7 @@
 """Balance a model under Lightning. The callback's state is part of Lightning's checkpoints."""
 
+from pathlib import Path
+
 import lightning.pytorch as lightning
 import torch
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
@@ -7,7 +9,7 @@ from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 import equipoise
 
 torch.manual_seed(0)
-words = open(torch.__file__).read().split()  # any text
+words = Path(torch.__file__).read_text().split()  # any text
 vocabulary = {word: number for number, word in enumerate(dict.fromkeys(words))}
 text = torch.tensor([vocabulary[word] for word in words])
 

@@ -1,6 +1,7 @@
 """Balance a model that is fine-tuned with LoRA. An adapter does not hold the biases: a sidecar file does."""
 
 import tempfile
+from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -8,7 +9,7 @@ from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
 import equipoise
 
-words = open(torch.__file__).read().split()  # any text
+words = Path(torch.__file__).read_text().split()  # any text
 vocabulary = {word: number for number, word in enumerate(dict.fromkeys(words))}
 text = torch.tensor([vocabulary[word] for word in words])
 

@@ -1,6 +1,7 @@
 """Balance a Hugging Face model under transformers' Trainer. Checkpoints hold the balancers' state, and resuming finds it."""
 
 import tempfile
+from pathlib import Path
 
 import torch
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Trainer, TrainingArguments
@@ -8,7 +9,7 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Trainer, Train
 import equipoise
 
 torch.manual_seed(0)
-words = open(torch.__file__).read().split()  # any text
+words = Path(torch.__file__).read_text().split()  # any text
 vocabulary = {word: number for number, word in enumerate(dict.fromkeys(words))}
 text = torch.tensor([vocabulary[word] for word in words])
 
