@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import equipoise
 from equipoise.extras import require
@@ -15,7 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         options.run(options)
-    except (ValueError, TypeError, ModuleNotFoundError) as error:
+    except (ValueError, TypeError, ModuleNotFoundError, FileNotFoundError) as error:
         print(f"equipoise: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -50,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--seed", type=int, default=0, help="of the stream (default: %(default)s)")
     demo.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
     demo.set_defaults(run=_demo)
+    _add_doctor(verbs)
     return parser
 
 
@@ -70,3 +72,31 @@ def _demo(options: argparse.Namespace) -> None:
         return
     require("rich", extra="report")
     demo.show(settings)
+
+
+def _add_doctor(verbs: Any) -> None:
+    doctor = verbs.add_parser(
+        "doctor",
+        help="look at the correction biases of a checkpoint",
+        description="Read the routers' biases of a checkpoint (safetensors, sharded or not; no other weights are loaded). For "
+        "each layer: dtype, common offset, spread, the values left in bf16, and the share of tokens that would choose other "
+        "experts if the bias were rounded.",
+        epilog="examples:\n  equipoise doctor ./my-model\n  equipoise doctor ./my-model --trace ./run/trace\n"
+        "  equipoise doctor ./my-model --json > biases.json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    doctor.add_argument("folder", metavar="MODEL_DIR", help="a folder with config.json and .safetensors files")
+    doctor.add_argument("--trace", metavar="DIR", help="a trace with sampled scores, recorded by equipoise.balance")
+    doctor.add_argument(
+        "--tokens", type=int, default=2048, help="tokens to draw without a trace (default: %(default)s)"
+    )
+    doctor.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
+    doctor.add_argument("--json", action="store_true", help="print the findings as JSON instead of a table")
+    doctor.set_defaults(run=_doctor)
+
+
+def _doctor(options: argparse.Namespace) -> None:
+    from equipoise.integrations.huggingface.doctor import examine
+
+    diagnosis = examine(options.folder, options.trace, options.tokens, options.seed)
+    print(json.dumps(diagnosis.as_dict(), indent=2) if options.json else diagnosis)
