@@ -34,6 +34,8 @@ from equipoise.routing import reduce
 if TYPE_CHECKING:
     from transformers import TrainerCallback
 
+    from equipoise.integrations.huggingface.recorder import Recorder
+
 
 def balance(
     model: nn.Module,
@@ -42,6 +44,8 @@ def balance(
     optimizer: torch.optim.Optimizer | None = None,
     group: dist.ProcessGroup | None = None,
     skip: Sequence[str] = (),
+    trace: str | Path | None = None,
+    trace_scores: int = 256,
     **options: object,
 ) -> Balancing:
     """Balance every router of a model, and return the handle to do so.
@@ -52,13 +56,20 @@ def balance(
         optimizer: if given, `step()` is called by itself after every `optimizer.step()`. Of several, the one that steps last.
         group: the ranks that hold different tokens, if not all.
         skip: patterns of routers' names to leave alone.
+        trace: a folder to record every step in, as a Trace.
+        trace_scores: of how many tokens the trace keeps the scores, per step and router.
         **options: of the balancer (`update_rate=1e-3`, `target=[...]`).
 
     Example:
         >>> balancing = equipoise.balance(model, "moonlight", optimizer=optimizer)       # doctest: +SKIP
         >>> print(balancing)                                                             # doctest: +SKIP
     """
-    return Balancing(model, balancer, optimizer=optimizer, group=group, skip=skip, **options)
+    balancing = Balancing(model, balancer, group=group, skip=skip, **options)
+    if trace is not None:
+        balancing.record(trace, trace_scores)
+    if optimizer is not None:
+        balancing.follow(optimizer)
+    return balancing
 
 
 class Balancing:
@@ -69,7 +80,6 @@ class Balancing:
         model: nn.Module,
         balancer: str | Callable[[int, int], Balancer],
         *,
-        optimizer: torch.optim.Optimizer | None,
         group: dist.ProcessGroup | None,
         skip: Sequence[str],
         **options: object,
@@ -78,6 +88,7 @@ class Balancing:
         shifts = clear_copied_seats(model)
         found = find_routers(model, skip)
         self.model = model
+        self.name = balancer if isinstance(balancer, str) else getattr(balancer, "__name__", type(balancer).__name__)
         self.group = group
         self.left_alone = found.left_alone
         self.scene = Scene()
@@ -90,6 +101,7 @@ class Balancing:
         self.steps = 0
         self.loaded = False
         """whether a saved state was taken over"""
+        self._recorder: Recorder | None = None
         self._loads: dict[str, Tensor] = {}
         self._handles: list[Any] = []
         self._undo: list[Callable[[], None]] = []
@@ -99,8 +111,6 @@ class Balancing:
                 seat.offer()
             seat.attach()
         self._watch_forwards()
-        if optimizer is not None:
-            self.follow(optimizer)
 
     # ---- at every step
 
@@ -116,16 +126,23 @@ class Balancing:
         something_trains = any(not seat.frozen for seat in self.seats)
         for seat in self.seats:
             seat.refresh()
+        if self._recorder is not None:
+            self._recorder.before(self)
+        for seat in self.seats:
             if not (seat.frozen and something_trains):
                 seat.move(tallies[seat.name])
         self._loads = {name: tally.loads for name, tally in tallies.items()}
         self.scene.backward_seen = False
         self.steps += 1
+        if self._recorder is not None:
+            self._recorder.after(self, tallies)
 
     def drop(self) -> None:
         """Forget what was counted since the last step, and say so: for a step that the optimizer skipped."""
         for seat in self.seats:
             seat.drop()
+        if self._recorder is not None:
+            self._recorder.drop()
         self.scene.backward_seen = False
         self.dropped += 1
         warnings.warn(f"a step was skipped: what was counted for it is dropped ({self.dropped} so far)", stacklevel=2)
@@ -181,6 +198,12 @@ class Balancing:
     def __str__(self) -> str:
         return found_table(self.seats, self.left_alone)
 
+    def record(self, folder: str | Path, scores: int = 256) -> None:
+        """Write a Trace of every step from now on, with the scores of some tokens."""
+        from equipoise.integrations.huggingface.recorder import Recorder
+
+        self._recorder = Recorder(self, folder, scores)
+
     # ---- towards the end
 
     def freeze(self) -> None:
@@ -211,6 +234,8 @@ class Balancing:
             handle.remove()
         for undo in self._undo:
             undo()
+        if self._recorder is not None:
+            self._recorder.close()
         self._handles, self._undo, self.scene.live = [], [], False
         return self.model
 
