@@ -235,3 +235,20 @@ def test_nothing_is_kept_alive():
     equipoise.balance(model).detach()
     gc.collect()
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_pictures_have_routers_of_their_own(checkpointed):
+    """ernie4_5_vl_moe: text and picture tokens of a padded batch, each to its own router."""
+    model, inputs = tiny("ernie4_5_vl_moe"), batch(padded=True)
+    if checkpointed:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    pictures = torch.zeros(ROWS, LENGTH).int()
+    pictures[:, 5:9] = 1
+    balancing = equipoise.balance(model)
+    forward(model, {**inputs, "moe_mm_token_type_ids": pictures}).backward()
+    balancing.step()
+    counted = {name.split(".")[-1]: sum(loads) for name, loads in balancing.metrics(loads=True)["loads"].items()}
+    kept = inputs["attention_mask"].bool()
+    assert counted["vision_moe"] == 2 * int((kept & pictures.bool()).sum())
+    assert counted["text_moe"] == 2 * int((kept & ~pictures.bool()).sum())
