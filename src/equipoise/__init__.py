@@ -36,6 +36,7 @@ _HOMES = {
     "Balancer": "equipoise.balancing",
     "balancer": "equipoise.balancing",
     "balancers": "equipoise.balancing",
+    "balance": "equipoise.integrations.huggingface",
 }
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "Trace",
     "TraceWriter",
     "Verdict",
+    "balance",
     "balancer",
     "balancers",
     "check_scores",
@@ -68,6 +70,7 @@ __all__ = [
 if TYPE_CHECKING:
     from equipoise.assignment import Solution, evaluate, solve
     from equipoise.balancing import Balancer, balancer, balancers
+    from equipoise.integrations.huggingface import balance
     from equipoise.layers import MoE, Router
     from equipoise.model import DeepSeekMoE
     from equipoise.routing import (
