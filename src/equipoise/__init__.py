@@ -21,6 +21,13 @@ _HOMES = {
     "reduce": "equipoise.routing",
     "route": "equipoise.routing",
     "score_function": "equipoise.routing",
+    "Trace": "equipoise.trace",
+    "TraceWriter": "equipoise.trace",
+    "Verdict": "equipoise.theorems",
+    "verify": "equipoise.theorems",
+    "Solution": "equipoise.assignment",
+    "evaluate": "equipoise.assignment",
+    "solve": "equipoise.assignment",
     "MoE": "equipoise.layers",
     "Router": "equipoise.layers",
     "DeepSeekMoE": "equipoise.model",
@@ -29,6 +36,7 @@ _HOMES = {
     "Balancer": "equipoise.balancing",
     "balancer": "equipoise.balancing",
     "balancers": "equipoise.balancing",
+    "balance": "equipoise.integrations.huggingface",
 }
 
 __all__ = [
@@ -38,21 +46,31 @@ __all__ = [
     "MoE",
     "Router",
     "Routing",
+    "Solution",
     "Tally",
+    "Trace",
+    "TraceWriter",
+    "Verdict",
+    "balance",
     "balancer",
     "balancers",
     "check_scores",
+    "evaluate",
     "idle_share",
     "metrics",
     "preset",
     "reduce",
     "route",
     "score_function",
+    "solve",
     "train",
+    "verify",
 ]
 
 if TYPE_CHECKING:
+    from equipoise.assignment import Solution, evaluate, solve
     from equipoise.balancing import Balancer, balancer, balancers
+    from equipoise.integrations.huggingface import balance
     from equipoise.layers import MoE, Router
     from equipoise.model import DeepSeekMoE
     from equipoise.routing import (
@@ -66,6 +84,8 @@ if TYPE_CHECKING:
         route,
         score_function,
     )
+    from equipoise.theorems import Verdict, verify
+    from equipoise.trace import Trace, TraceWriter
     from equipoise.training import preset, train
 
 

@@ -51,9 +51,34 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--seed", type=int, default=0, help="of the stream (default: %(default)s)")
     demo.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
     demo.set_defaults(run=_demo)
+    _add_solve(verbs)
+    _add_verify(verbs)
     _add_train(verbs)
     _add_plan(verbs)
+    _add_doctor(verbs)
     return parser
+
+
+def _add_solve(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    solve = verbs.add_parser(
+        "solve",
+        help="the exact optimum of the assignment problem for a file of scores",
+        description="Give every token K experts and every expert its load so that the sum of scores is greatest; with proof.",
+        epilog="examples:\n  equipoise solve scores.npy --top-k 6\n"
+        "  equipoise solve layers.safetensors --name layer3 --top-k 8 --shift shift.npy\n"
+        "  equipoise solve scores.npy --top-k 6 --out optimum.npz --json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    solve.add_argument("file", metavar="FILE", help="scores (tokens, experts): .npy, .npz or .safetensors")
+    solve.add_argument("--top-k", type=int, required=True, metavar="K", help="experts each token takes")
+    solve.add_argument(
+        "--name", help="which array of FILE, where it holds several (default: 'scores', or the only one)"
+    )
+    solve.add_argument("--target", metavar="FILE", help="loads wanted, one for each expert (default: all equal)")
+    solve.add_argument("--shift", metavar="FILE", help="a shift to start from, and to compare with the optimum")
+    solve.add_argument("--out", metavar="FILE", help="write experts, loads and shift here: .npz or .safetensors")
+    solve.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
+    solve.set_defaults(run=_solve)
 
 
 def _add_train(verbs: Any) -> None:
@@ -111,6 +136,39 @@ def _demo(options: argparse.Namespace) -> None:
     demo.show(settings)
 
 
+def _solve(options: argparse.Namespace) -> None:
+    from equipoise.assignment import command
+
+    command.run(
+        command.Request(
+            options.file, options.top_k, options.name, options.target, options.shift, options.out, options.json
+        )
+    )
+
+
+def _add_verify(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    verify = verbs.add_parser(
+        "verify",
+        help="check the paper's statements, on built-in problems or on a training's trace",
+        description="Check every numbered statement of the paper. Exits with 1 if something that applies does not hold.",
+        epilog="examples:\n  equipoise verify\n  equipoise verify run/trace\n  equipoise verify run/trace --json > all.json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verify.add_argument("trace", nargs="?", metavar="TRACE", help="a trace's folder (default: the built-in problems)")
+    verify.add_argument(
+        "--batches", type=int, default=16, help="how many of a trace's whole batches to look at (default: %(default)s)"
+    )
+    verify.add_argument("--json", action="store_true", help="print the verdicts as JSON instead of a table")
+    verify.set_defaults(run=_verify)
+
+
+def _verify(options: argparse.Namespace) -> None:
+    from equipoise.theorems import command
+
+    if not command.run(options.trace, as_json=options.json, batches=options.batches):
+        raise SystemExit(1)
+
+
 def _train(options: argparse.Namespace) -> None:
     from equipoise.training import command
 
@@ -134,3 +192,31 @@ def _plan(options: argparse.Namespace) -> None:
         return
     require("rich", extra="train")
     plan.show(made)
+
+
+def _add_doctor(verbs: Any) -> None:
+    doctor = verbs.add_parser(
+        "doctor",
+        help="look at the correction biases of a checkpoint",
+        description="Read the routers' biases of a checkpoint (safetensors, sharded or not; no other weights are loaded). For "
+        "each layer: dtype, common offset, spread, the values left in bf16, and the share of tokens that would choose other "
+        "experts if the bias were rounded.",
+        epilog="examples:\n  equipoise doctor ./my-model\n  equipoise doctor ./my-model --trace ./run/trace\n"
+        "  equipoise doctor ./my-model --json > biases.json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    doctor.add_argument("folder", metavar="MODEL_DIR", help="a folder with config.json and .safetensors files")
+    doctor.add_argument("--trace", metavar="DIR", help="a trace with sampled scores, recorded by equipoise.balance")
+    doctor.add_argument(
+        "--tokens", type=int, default=2048, help="tokens to draw without a trace (default: %(default)s)"
+    )
+    doctor.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
+    doctor.add_argument("--json", action="store_true", help="print the findings as JSON instead of a table")
+    doctor.set_defaults(run=_doctor)
+
+
+def _doctor(options: argparse.Namespace) -> None:
+    from equipoise.integrations.huggingface.doctor import examine
+
+    diagnosis = examine(options.folder, options.trace, options.tokens, options.seed)
+    print(json.dumps(diagnosis.as_dict(), indent=2) if options.json else diagnosis)

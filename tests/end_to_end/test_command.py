@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 
@@ -47,3 +48,41 @@ def test_mistakes_are_explained(arguments, message):
 
 def test_help_has_examples():
     assert "equipoise demo --drift" in equipoise("demo", "--help").stdout
+
+
+@pytest.fixture
+def scores_file(tmp_path):
+    np.save(tmp_path / "scores.npy", np.random.default_rng(0).random((1000, 8), dtype=np.float32))
+    return tmp_path / "scores.npy"
+
+
+def test_solve_prints_a_table(scores_file):
+    answer = equipoise("solve", str(scores_file), "--top-k", "2")
+    assert answer.returncode == 0, answer.stderr
+    assert "1,000 tokens, 8 experts, top-2" in answer.stdout
+    assert "250" in answer.stdout
+
+
+def test_solve_writes_and_prints_json(scores_file):
+    folder = scores_file.parent
+    np.save(folder / "shift.npy", np.zeros(8))
+    answer = equipoise(
+        "solve", str(scores_file), "--top-k", "2", "--shift", str(folder / "shift.npy"), "--json",
+        "--out", str(folder / "optimum.npz"),
+    )  # fmt: skip
+    figures = json.loads(answer.stdout)
+    assert figures["loads"] == [250] * 8
+    assert abs(figures["gap"]) <= figures["rounding_bound"]
+    assert figures["given_shift"]["imbalance"] > 0
+    assert np.load(folder / "optimum.npz")["experts"].shape == (1000, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(("--top-k", "9"), "top_k = 9"), (("--top-k", "2", "--target", "missing.npy"), "missing.npy")],
+)
+def test_solve_says_what_is_wrong(scores_file, arguments, message):
+    answer = equipoise("solve", str(scores_file), *arguments)
+    assert answer.returncode == 2
+    assert message in answer.stderr
+    assert "Traceback" not in answer.stderr

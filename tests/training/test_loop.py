@@ -110,6 +110,18 @@ def test_whole_scores_give_the_loads(micro):
     assert np.array_equal(np.bincount(chosen.flatten(), minlength=8), record.loads)
 
 
+def test_a_training_can_be_verified(micro):
+    """By default a sample at every step, and some whole batches, on which the paper's statements apply."""
+    config = micro(steps=12, trace_batches=3)
+    train(config)
+    trace = Trace.open(Path(config.out) / "trace")
+    assert list(trace.whole_steps(0)) == [4, 8, 12]
+    assert len(trace.record(0, 5).scores) == 32
+    verdicts = {verdict.name: verdict for verdict in equipoise.verify(trace)}
+    assert verdicts["1 change in Lagrangian"].applies
+    assert not [verdict for verdict in verdicts.values() if verdict.applies and not verdict.holds]
+
+
 def test_histograms_count_every_score(micro):
     config = micro(histogram_steps=(3,))
     train(config)

@@ -80,8 +80,11 @@ class Config:
     """how many of the newest to keep"""
     trace_every: int = 1
     """steps between records of loads and shifts; 0: no trace"""
-    trace_scores: int = 0
-    """tokens whose scores are kept in every record of the trace"""
+    trace_scores: int = 32
+    """tokens whose scores are kept in every record of the trace, as a sample"""
+    trace_batches: int = 8
+    """batches whose scores are kept whole, spread over the training: the theorems are about such. Needs one rank and no
+    accumulation; else only the first forward's are kept, as a sample"""
     histogram_steps: tuple[int, ...] = ()
     """steps at which scores and shifts are counted into histograms (the paper's figures 3 and 4)"""
 
@@ -102,7 +105,15 @@ class Config:
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "validation_sequences", "keep_checkpoints"):
             _require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("warmup_steps", "evaluate_every", "checkpoint_every", "trace_every", "trace_scores", "look_ahead"):
+        for name in (
+            "warmup_steps",
+            "evaluate_every",
+            "checkpoint_every",
+            "trace_every",
+            "trace_scores",
+            "trace_batches",
+            "look_ahead",
+        ):
             _require(getattr(self, name) >= 0, f"{name} must not be negative, but is {getattr(self, name)}")
         for name in ("learning_rate", "clip"):
             _require(getattr(self, name) > 0, f"{name} must be positive, not {getattr(self, name)}")
@@ -121,6 +132,11 @@ class Config:
         if self.update_rate is not None:
             options["coefficient" if self.balancer in WEIGHED else "update_rate"] = self.update_rate
         return balancer(self.balancer, num_experts, top_k=top_k, **options)
+
+    def keeps_batch(self, step: int) -> bool:
+        """Whether this step's batch is one of those the trace keeps whole; the last one is."""
+        count = min(self.trace_batches, self.steps) if self.trace_every else 0
+        return any(step == self.steps * n // count for n in range(1, count + 1))
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {"histogram_steps": list(self.histogram_steps)}
@@ -141,6 +157,7 @@ PAPER = {
     "evaluate_every": 1000,
     "checkpoint_every": 1000,
     "trace_every": 10,
+    "trace_batches": 0,  # 67 MB a layer and batch
 }
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"learning_rate": 3e-3, "warmup_steps": 20},

@@ -168,7 +168,8 @@ class Run:
 
     def _wants_scores(self, number: int) -> bool:
         config = self.config
-        return number in config.histogram_steps or bool(config.trace_scores and _due(number, config.trace_every))
+        sampled = bool(config.trace_scores) and _due(number, config.trace_every)
+        return sampled or number in config.histogram_steps or config.keeps_batch(number)
 
     def _about_run(self) -> dict[str, Any]:
         corpus, counted = self.trainer.corpus, count_parameters(self.config.model)

@@ -127,10 +127,12 @@ class TraceRecorder(Observer):
         )
 
     def stepped(self, step: Step, seconds: float) -> None:
-        if step.number % self.config.trace_every:
+        all_of_it = self.config.keeps_batch(step.number)
+        if step.number % self.config.trace_every and not all_of_it:
             return
         for layer in step.layers:
-            sample = _spread(layer.scores, self.config.trace_scores)
+            rows = len(layer.scores) if all_of_it and layer.scores is not None else self.config.trace_scores
+            sample = _spread(layer.scores, rows)
             self._writer.append(
                 step.number,
                 layer.name,

@@ -1,0 +1,203 @@
+"""The exact optimum: against OR-tools' min-cost flow, and how time grows with tokens. One loads pass against torch's.
+
+    python benchmarks/bench_solve.py [--quick]
+
+Scores are softmax of Gaussian logits with a mean of 0.7 N(0, 1) for each expert. Every contestant's memory is measured in
+a process of its own: peak resident size above what it was with the scores in memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import equipoise
+from benchmarks.timing import Neighbours, race
+from equipoise.assignment import topk
+
+MEANS_SEED = 1000  # the experts' means are the same in every batch, as in a training
+SHAPES = ((262_144, 256, 8), (1_048_576, 64, 6))
+SIZES = (16_384, 65_536, 262_144, 1_048_576)
+
+
+def make_scores(tokens: int, experts: int, seed: int = 0) -> np.ndarray:
+    means = np.random.default_rng(MEANS_SEED).normal(size=experts).astype(np.float32) * np.float32(0.7)
+    logits = np.random.default_rng(seed).standard_normal((tokens, experts), dtype=np.float32) + means
+    scores = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return scores / scores.sum(axis=1, keepdims=True)
+
+
+def solve_by_flow(scores: np.ndarray, top_k: int) -> float:
+    """OR-tools wants whole costs: 2^40 units of 1 are far finer than float32."""
+    from ortools.graph.python import min_cost_flow
+
+    T, E = scores.shape
+    flow = min_cost_flow.SimpleMinCostFlow()
+    tails = np.repeat(np.arange(T, dtype=np.int32), E)
+    heads = np.tile(np.arange(T, T + E, dtype=np.int32), T)
+    costs = -np.rint(scores.astype(np.float64) * 2.0**40).astype(np.int64).ravel()
+    flow.add_arcs_with_capacity_and_unit_cost(tails, heads, np.ones(T * E, np.int64), costs)
+    supplies = np.concatenate([np.full(T, top_k), np.full(E, -T * top_k // E)])
+    flow.set_nodes_supplies(np.arange(T + E, dtype=np.int32), supplies)
+    if flow.solve() != flow.OPTIMAL:
+        raise RuntimeError("OR-tools found no optimum")
+    return -flow.optimal_cost() / 2.0**40
+
+
+def peak_bytes() -> int:
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
+
+
+def contestant(name: str, tokens: int, experts: int, top_k: int) -> None:
+    """Run one in this process, and print seconds, value and memory beyond the scores."""
+    scores = make_scores(tokens, experts)
+    if name == "flow":
+        before, start = peak_bytes(), time.perf_counter()
+        value = solve_by_flow(scores, top_k)
+        seconds = [time.perf_counter() - start]
+        memory = peak_bytes() - before
+    else:
+        small = make_scores(4096, experts)
+        equipoise.solve(small, top_k)  # kernels from the cache, threads started
+        before = peak_bytes()
+        shift = equipoise.solve(make_scores(tokens, experts, seed=1), top_k).shift if name == "warm" else None
+        before = max(before, peak_bytes()) if name == "warm" else before
+        runs = [equipoise.solve(scores, top_k, shift=shift) for _ in range(5)]
+        seconds, value, memory = [run.seconds for run in runs], runs[0].value, peak_bytes() - before
+        runs[0].verify(scores)
+    print(json.dumps({"seconds": statistics.median(seconds), "value": value, "memory": memory}))
+
+
+def apart(name: str, tokens: int, experts: int, top_k: int) -> dict[str, float]:
+    command = [sys.executable, __file__, "--contestant", name, str(tokens), str(experts), str(top_k)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+
+
+def verdict(ok: bool) -> str:
+    return "PASS" if ok else "MISSED"
+
+
+def against_the_flow(console: Console, tokens: int) -> None:
+    E, K = 64, 6
+    rows = {name: apart(name, tokens, E, K) for name in ("flow", "cold", "warm")}
+    table = Table("solver", "seconds", "x faster than the flow", "memory beyond the scores", "value - the flow's")
+    for name, label in (
+        ("flow", "OR-tools min-cost flow"),
+        ("cold", "equipoise"),
+        ("warm", "equipoise, last batch's shift"),
+    ):
+        row = rows[name]
+        table.add_row(
+            label,
+            f"{row['seconds']:.3f}",
+            f"{rows['flow']['seconds'] / row['seconds']:.0f}",
+            f"{row['memory'] / 1e6:,.0f} MB",
+            f"{row['value'] - rows['flow']['value']:.2g}",
+        )
+    console.print(f"T = {tokens:,}, E = {E}, K = {K}")
+    console.print(table)
+    cold, warm = (rows["flow"]["seconds"] / rows[name]["seconds"] for name in ("cold", "warm"))
+    console.print(f"{verdict(cold >= 20)}   at least 20x the flow: {cold:.0f}")
+    console.print(f"{verdict(warm >= 40)}   from the last batch's shift at least 40x: {warm:.0f}")
+    console.print(f"{verdict(rows['cold']['memory'] <= 5e8)}   at most 500 MB: {rows['cold']['memory'] / 1e6:,.0f} MB")
+
+
+def growth(console: Console, sizes: tuple[int, ...], shapes: tuple[tuple[int, int, int], ...]) -> None:
+    table = Table("T", "E", "K", "seconds")
+    times = {}
+    for T, E, K in [*((T, 64, 6) for T in sizes), *(shape for shape in shapes if shape[1] != 64)]:
+        times[T, E] = apart("cold", T, E, K)["seconds"]
+        table.add_row(f"{T:,}", str(E), str(K), f"{times[T, E]:.3f}")
+    console.print(table)
+    first, last = sizes[0], sizes[-1]
+    exponent = math.log(times[last, 64] / times[first, 64]) / math.log(last / first)
+    console.print(f"{verdict(exponent <= 1.1)}   time grows as T to the power of at most 1.1: {exponent:.2f}")
+
+
+def one_pass(console: Console, tokens: int) -> None:
+    E, K = 64, 6
+    scores, shift = make_scores(tokens, E), np.zeros(E, np.float32)
+    tensor = torch.from_numpy(scores)
+    # sum() reads every number once on all threads
+    timings = race(
+        {
+            "loads_under": lambda: topk.loads_under(scores, shift, K),
+            "torch.topk + bincount": lambda: torch.bincount(
+                tensor.topk(K, sorted=False).indices.flatten(), minlength=E
+            ),
+            "reading the array, torch sum": lambda: tensor.sum(),
+            "reading the array, numpy sum": lambda: scores.sum(),
+            "boundary (Newton's pass)": lambda: topk.boundary(scores, shift, K),
+            "choice (experts written)": lambda: topk.choice(scores, shift, K),
+        },
+        rounds=20,
+    )
+    table = Table(f"one pass, T = {tokens:,}, E = {E}, K = {K}", "median ms", "x loads_under")
+    for name, timing in timings.items():
+        table.add_row(name, f"{timing.median_ms:.1f}", f"{timing.ratio.median:.2f}")
+    console.print(table)
+    faster = timings["torch.topk + bincount"].ratio.median
+    readings = 1 / timings["reading the array, numpy sum"].ratio.median
+    readings_two = 1 / timings["reading the array, torch sum"].ratio.median
+    console.print(f"{verdict(faster >= 5)}   at least 5x torch.topk + bincount: {faster:.1f}")
+    console.print(f"{verdict(readings <= 5)}   at most 5x reading the array once (numpy, one thread): {readings:.1f}")
+    console.print(
+        f"{verdict(readings_two <= 5)}   at most 5x reading the array once (torch, all threads): {readings_two:.1f}"
+    )
+
+
+def start(console: Console) -> None:
+    """A second process: how long from the start of Python to the first solution, and to the solver's first line."""
+    program = (
+        "import time; begin = time.perf_counter()\n"
+        "import numpy as np, equipoise\n"
+        "lines = []\n"
+        "scores = np.random.default_rng(0).random((10000, 64), dtype=np.float32)\n"
+        "equipoise.solve(scores, 6, progress=lambda line: lines.append(time.perf_counter() - begin))\n"
+        "print(lines[0], time.perf_counter() - begin)"
+    )
+    runs = [
+        subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True) for _ in range(4)
+    ]
+    first, done = (statistics.median(float(run.stdout.split()[i]) for run in runs[1:]) for i in (0, 1))
+    console.print(
+        f"{verdict(first < 1)}   a process with kernels in the cache begins to solve within 1 s: {first:.2f} s"
+    )
+    console.print(f"       and has solved 10,000 tokens after {done:.2f} s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a sixteenth of the tokens")
+    parser.add_argument("--contestant", nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.contestant:
+        name, *shape = options.contestant
+        contestant(name, *map(int, shape))
+        return
+    console = Console()
+    small = 16 if options.quick else 1
+    with Neighbours() as neighbours:
+        one_pass(console, 262_144 // small)
+        against_the_flow(console, 262_144 // small)
+        growth(console, tuple(size // small for size in SIZES), tuple((T // small, E, K) for T, E, K in SHAPES))
+        start(console)
+    console.print(f"others took {100 * neighbours.share:.0f}% of the processors")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Sidecar: `equipoise.safetensors`, the balancers' state beside a model, an adapter or a checkpoint.
+
+A model's own file holds its biases, and no adapter's does. Neither holds what a rule remembers (momentum, histograms' widths,
+the number of updates), nor the shift of a family without a bias. This file does, in float32 and int64, never pickled.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from equipoise.extras import require
+
+if TYPE_CHECKING:
+    from equipoise.integrations.huggingface.balancing import Balancing
+
+NAME = "equipoise.safetensors"
+_FORMAT = "1"
+
+
+def save(balancing: Balancing, folder: Path) -> Path:
+    """Write the state into `folder`, whole or not at all."""
+    tensors = {key: value.detach().cpu().clone().contiguous() for key, value in state(balancing).items()}
+    metadata = {"equipoise": _FORMAT, "steps": str(balancing.steps), "dropped": str(balancing.dropped)}
+    folder.mkdir(parents=True, exist_ok=True)
+    path, unfinished = folder / NAME, folder / f".{NAME}.{os.getpid()}"
+    try:
+        require("safetensors.torch", extra="hf").save_file(tensors, unfinished, metadata=metadata)
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return path
+
+
+def load(balancing: Balancing, folder: Path) -> None:
+    path = folder / NAME if folder.is_dir() else folder
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} is not there: balancing.save(folder) writes it, and Trainer's checkpoints hold it"
+        )
+    with require("safetensors", extra="hf").safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
+    if metadata.get("equipoise") != _FORMAT:
+        raise ValueError(f"{path} was not written by equipoise, or by another version of it")
+    take_over(balancing, tensors, source=str(path))
+    balancing.steps, balancing.dropped = int(metadata["steps"]), int(metadata["dropped"])
+
+
+def state(balancing: Balancing) -> dict[str, Tensor]:
+    """All balancers' state, by router and name."""
+    tensors = {}
+    for seat in balancing.seats:
+        seat.refresh()
+        for name, value in seat.balancer.state_dict().items():
+            tensors[f"{seat.name}/{name}"] = value
+        tensors[f"{seat.name}/mean"] = seat.mean
+        tensors[f"{seat.name}/anneal_left"] = torch.tensor(seat.anneal_left)
+    return tensors
+
+
+def take_over(balancing: Balancing, tensors: dict[str, Tensor], source: str) -> None:
+    """Set all balancers' state: whole or not at all."""
+    by_router: dict[str, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        router, _, name = key.rpartition("/")
+        by_router.setdefault(router, {})[name] = value
+    names = {seat.name for seat in balancing.seats}
+    if names != set(by_router):
+        raise ValueError(
+            f"{source} is of another model: it lacks {sorted(names - set(by_router))} and has {sorted(set(by_router) - names)}"
+        )
+    for seat in balancing.seats:
+        _check_alike(seat.name, seat.balancer.state_dict(), by_router[seat.name], source)
+    for seat in balancing.seats:
+        values = by_router[seat.name]
+        seat.mean, seat.anneal_left = values.pop("mean").to(seat.mean.device), int(values.pop("anneal_left"))
+        seat.balancer.load_state_dict(values)
+        seat.drop()
+        seat.offer()
+    balancing.loaded = True
+
+
+def _check_alike(router: str, mine: dict[str, Tensor], theirs: dict[str, Tensor], source: str) -> None:
+    shapes = {name: tuple(value.shape) for name, value in mine.items()} | {"mean": (), "anneal_left": ()}
+    if shapes != {name: tuple(value.shape) for name, value in theirs.items()}:
+        raise ValueError(
+            f"{source} holds the state of another balancer than the one of {router}: make one of the same name"
+        )

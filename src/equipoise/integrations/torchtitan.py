@@ -1,0 +1,97 @@
+"""torchtitan: any balancer that needs only loads in place of its sign rule.
+
+    from equipoise.integrations.torchtitan import load_balancing_hook
+    register = load_balancing_hook("smebu")          # in place of torchtitan's register_moe_load_balancing_hook
+    register(optimizers, model_parts, parallel_dims)
+
+It reads what torchtitan counts (`moe.tokens_per_expert_E`, in float32), halves it where a block recomputes, as torchtitan does,
+reduces it over the same meshes, updates one balancer per layer, writes `moe.expert_bias_E` and clears the counts. Buffers of
+older releases, without the `_E`, are read too. `register.balancers.state_dict()` is what a rule remembers, for your checkpoint.
+
+Tried here with torchtitan 0.3's MoE layer in one CPU process, and with a stand-in for its meshes on two ranks. Not run: a
+torchtitan training, expert or tensor parallelism, DTensor buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from equipoise.integrations.by_loads import ByLoads
+
+
+class load_balancing_hook:  # noqa: N801 - takes the place of a function
+    """Make a function with the signature of torchtitan's `register_moe_load_balancing_hook`.
+
+    Args:
+        balancer: a name that needs only loads; "moonlight" is torchtitan's own rule.
+        **options: of the balancer. torchtitan's load_balance_coeff is the default of `update_rate` for "moonlight".
+    """
+
+    def __init__(self, balancer: str = "moonlight", **options: Any) -> None:
+        self.balancer, self.options = balancer, options
+        self.balancers: ByLoads | None = None
+
+    def __call__(self, optimizers: Any, model_parts: list[nn.Module], parallel_dims: Any) -> None:
+        layers = list(_moe_layers(model_parts))
+        if not layers:
+            return
+        without = [name for name, _, moe in layers if _buffer(moe, "expert_bias") is None]
+        if without:
+            raise ValueError(
+                f"these MoE layers have no expert bias: {', '.join(without)}. Set load_balance_coeff for all of them"
+            )
+        options = dict(self.options)
+        if self.balancer == "moonlight":
+            options.setdefault("update_rate", layers[0][2].load_balance_coeff)
+        self.balancers = ByLoads(self.balancer, int(layers[0][2].router.top_k), **options)
+        optimizers.register_step_pre_hook(lambda *args, **kwargs: self._update(model_parts, parallel_dims))
+
+    @torch.no_grad()
+    def _update(self, model_parts: list[nn.Module], parallel_dims: Any) -> None:
+        assert self.balancers is not None
+        layers = list(_moe_layers(model_parts))
+        counts = [_local(_buffer(moe, "tokens_per_expert")) for _, _, moe in layers]
+        loads = torch.stack(
+            [count // 2 if _recomputes(block) else count for (_, block, _), count in zip(layers, counts)]
+        )
+        _reduce(loads, parallel_dims)
+        biases = [_local(_buffer(moe, "expert_bias")) for _, _, moe in layers]
+        after = self.balancers.update(loads, torch.stack(biases))
+        for count, bias, value in zip(counts, biases, after):
+            bias.copy_(value)
+            count.zero_()
+
+
+def _moe_layers(model_parts: list[nn.Module]) -> Iterator[tuple[str, nn.Module, Any]]:
+    for part in model_parts:
+        for name, block in part.get_submodule("layers").named_children():
+            if getattr(block, "moe_enabled", False):
+                yield f"layers.{name}.moe", block, block.moe
+
+
+def _buffer(moe: nn.Module, name: str) -> Any:
+    return getattr(moe, f"{name}_E", getattr(moe, name, None))
+
+
+def _local(value: Any) -> Tensor:
+    return value.to_local() if hasattr(value, "to_local") else value
+
+
+def _recomputes(block: nn.Module) -> bool:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl
+
+    return getattr(block, "checkpoint_impl", None) is CheckpointImpl.NO_REENTRANT
+
+
+def _reduce(loads: Tensor, parallel_dims: Any) -> None:
+    """Over the ranks that hold different tokens, as torchtitan does."""
+    if parallel_dims.ep_enabled and parallel_dims.tp > 1:
+        dist.all_reduce(loads, group=parallel_dims.get_mesh("tp").get_group())
+    mesh = parallel_dims.get_optional_mesh("loss")
+    if mesh is not None:
+        dist.all_reduce(loads, group=mesh.get_group())

@@ -1,0 +1,121 @@
+"""torchtitan's hook, replaced: on a stand-in of its model everywhere, and on its own MoE layer where it is installed."""
+
+import pytest
+import torch
+from torch import nn
+
+import equipoise
+from equipoise.integrations.by_loads import ByLoads
+from equipoise.integrations.torchtitan import load_balancing_hook
+
+
+class Alone:
+    """Parallel dimensions of one process."""
+
+    ep_enabled, tp = False, 1
+
+    def get_optional_mesh(self, name):
+        return None
+
+
+class Router(nn.Module):
+    top_k = 2
+
+
+class StandIn(nn.Module):
+    """What the hook looks at of torchtitan's MoE."""
+
+    def __init__(self):
+        super().__init__()
+        self.router = Router()
+        self.load_balance_coeff = 1e-3
+        self.register_buffer("expert_bias_E", torch.zeros(8))
+        self.register_buffer("tokens_per_expert_E", torch.zeros(8), persistent=False)
+
+
+def model_of(*moes):
+    layers = nn.ModuleDict({"0": nn.Module()})
+    layers["0"].moe_enabled = False
+    for place, moe in enumerate(moes, start=1):
+        block = nn.Module()
+        block.moe, block.moe_enabled = moe, True
+        layers[str(place)] = block
+    model = nn.Module()
+    model.layers = layers
+    model.weight = nn.Parameter(torch.zeros(1))
+    return model
+
+
+def step(model, optimizer, counts):
+    for block, each in zip(list(model.layers.values())[1:], counts):
+        block.moe.tokens_per_expert_E.add_(each)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["moonlight", "smebu", "adagrad"])
+def test_layers_are_balanced_apart(name):
+    model = model_of(StandIn(), StandIn())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    register = load_balancing_hook(name)
+    register(optimizer, [model], Alone())
+    twins = [equipoise.balancer(name, 8, top_k=2) for _ in range(2)]
+    for seed in range(3):
+        counts = torch.randint(0, 40, (2, 8), generator=torch.Generator().manual_seed(seed)).float()
+        step(model, optimizer, counts)
+        for twin, count, block in zip(twins, counts, list(model.layers.values())[1:]):
+            loads = count.long()
+            twin.update(equipoise.Tally(loads, loads[None], twin.steps.clone()))
+            assert torch.equal(block.moe.expert_bias_E, twin.shift)
+            assert not block.moe.tokens_per_expert_E.any()
+    assert all(twin.shift.any() for twin in twins)
+
+
+def test_what_a_rule_remembers_is_saved():
+    first, loads = ByLoads("smebu", 2), torch.randint(0, 40, (2, 8)).float()
+    bias = first.update(loads, torch.zeros(2, 8))
+    second = ByLoads("smebu", 2)
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(second.update(loads, bias), first.update(loads, bias))
+
+
+def test_mistakes_are_told():
+    with pytest.raises(ValueError, match="needs more than loads"):
+        ByLoads("curvature", 2)
+    layer = StandIn()
+    layer.expert_bias_E = None
+    with pytest.raises(ValueError, match=r"no expert bias: layers\.1\.moe"):
+        load_balancing_hook()(None, [model_of(layer)], Alone())
+
+
+def real_layer():
+    moe = pytest.importorskip("torchtitan.models.common.moe")
+    linear = pytest.importorskip("torchtitan.models.common.linear").Linear
+    dispatcher = pytest.importorskip("torchtitan.models.common.token_dispatcher").LocalTokenDispatcher
+    torch.manual_seed(0)
+    config = moe.MoE.Config(
+        num_experts=8,
+        routed_experts=moe.RoutedExperts.Config(
+            inner_experts=moe.GroupedExperts.Config(dim=16, hidden_dim=16, num_experts=8),
+            token_dispatcher=dispatcher.Config(num_experts=8, top_k=2),
+        ),
+        router=moe.TokenChoiceTopKRouter.Config(
+            num_experts=8, top_k=2, gate=linear.Config(in_features=16, out_features=8, bias=False)
+        ),
+    )
+    layer = config.build()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return layer
+
+
+def test_torchtitans_own_layer_is_balanced():
+    layer = real_layer().train()
+    model = model_of(layer)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    load_balancing_hook("proportional", update_rate=0.02)(optimizer, [model], Alone())
+    hidden, imbalance = torch.randn(2, 64, 16) + 0.5, []
+    for _ in range(60):
+        layer(hidden).sum().backward()
+        imbalance.append(float(equipoise.metrics(layer.tokens_per_expert_E.long())["imbalance"]))
+        optimizer.step()
+    assert imbalance[-1] < imbalance[0] / 4

@@ -1,0 +1,159 @@
+"""The whole list: on the built-in problems, on trainings, on anything hypothesis makes up; and the command."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.assignment.iterate import FixedScores, deepseek, inverse, inverse_sqrt
+from equipoise.cli import main
+from equipoise.theorems import verify
+from equipoise.theorems.command import row, summary
+from equipoise.theorems.program import run_loop
+from equipoise.theorems.verdict import HypothesisError, Slack, Verdict, judge, require
+from equipoise.theorems.verify import FIXED, GROUPS, NAMES, NO_BATCH, PROJECTED, whole_records
+from equipoise.trace import Trace, TraceWriter
+from tests.theorems.cases import recorded
+
+
+@pytest.fixture(scope="module")
+def builtin():
+    return verify()
+
+
+def test_everything_applies_somewhere_and_holds(builtin):
+    assert [verdict.name for verdict in builtin] == list(NAMES)
+    assert {int(name.split()[0]) for name in NAMES} == set(range(1, 18))
+    for verdict in builtin:
+        assert verdict.applies, verdict
+        assert verdict.holds is True, verdict
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    tokens=st.integers(1, 40),
+    experts=st.integers(2, 6),
+    top_k=st.integers(1, 6),
+    levels=st.sampled_from([3, 50, 2**40]),
+    rate=st.sampled_from([1e-5, 1e-3, 1 / 64, 0.3]),
+    rule=st.sampled_from([deepseek, inverse, inverse_sqrt]),
+)
+@settings(max_examples=60, deadline=None)
+def test_nothing_is_refuted_by_any_problem(seed, tokens, experts, top_k, levels, rate, rule):
+    """Ties, loads that cannot be whole, K = E: statements may stay silent, but none that applies may fail."""
+    scores = np.random.default_rng(seed).integers(1, levels, (tokens, experts)) / levels
+    run = run_loop(FixedScores(scores, min(top_k, experts)), rule(rate), 25)
+    for check in (*FIXED.values(), *PROJECTED.values()):
+        verdict = check([run])
+        assert not verdict.applies or verdict.holds, verdict
+
+
+def test_trainings(tmp_path):
+    found = {verdict.name: verdict for verdict in verify(recorded(tmp_path / "t", rule_u=0.01, tokens=640))}
+    assert list(found) == list(NAMES)
+    assert all(verdict.holds for verdict in found.values() if verdict.applies), found
+    assert found["8 movements, B_k(p)"].applies
+    assert "(layer " in found["8 movements, B_k(p)"].why
+    assert "one training is one seed" in found["17 logarithmic regret"].why
+
+
+def test_trainings_without_whole_batches(tmp_path):
+    with TraceWriter(tmp_path / "t", top_k=1, layers=1) as writer:
+        writer.append(0, 0, shift=np.zeros(2), shift_after=np.zeros(2), loads=[1, 1])
+    assert {verdict.why for verdict in verify(Trace.open(tmp_path / "t"))} == {NO_BATCH}
+
+
+def test_groups_are_outside_the_theory(tmp_path):
+    trace = recorded(tmp_path / "t")
+    trace.about["groups"] = [4, 2]
+    assert {verdict.why for verdict in verify(trace)} == {GROUPS}
+
+
+def test_batches_are_spread_evenly(tmp_path):
+    trace = recorded(tmp_path / "t", steps=6)
+    assert [(layer, record.step) for layer, record in whole_records(trace, 4)] == [
+        ("0", 0),
+        ("1", 1),
+        ("0", 3),
+        ("1", 4),
+    ]
+    assert len(whole_records(trace, 100)) == 12
+    with pytest.raises(ValueError, match="at least 1"):
+        whole_records(trace, 0)
+
+
+def damaged(folder):
+    """A training whose shift follows loads that nobody counted."""
+    recorded(folder, rule_u=0.01, tokens=640)
+    trace = Trace.open(folder)
+    records = [trace.record(0, step) for step in trace.steps(0)]
+    writer = TraceWriter.resume(folder, after=-1)
+    for record in records:
+        loads = np.roll(record.loads, 1)
+        gap = loads.sum() / 4 - loads
+        after = (record.shift + np.float32(0.01) * np.sign(gap)).astype(np.float32)
+        sizes = np.divide(0.01, np.abs(gap), out=np.zeros(4), where=gap != 0)
+        fields = {"shift": record.shift, "shift_after": after, "loads": loads, "step_size": sizes}
+        writer.append(record.step, 0, **fields, scores=record.scores, whole=True)
+    return folder
+
+
+def test_the_command_tells_a_damaged_training(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["verify", str(damaged(tmp_path / "t")), "--json"])
+    assert stopped.value.code == 1
+    found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+    assert found["1 change in Lagrangian"]["holds"] is False
+    assert found["1 change in Lagrangian"]["margin"] < 0
+
+
+def test_the_command_prints_a_table(tmp_path, capsys):
+    assert main(["verify", str(recorded(tmp_path / "t", rule_u=0.01).folder)]) == 0
+    out = capsys.readouterr().out
+    assert "17 regret, variance" in out
+    assert "all of them hold" in out
+
+
+def test_the_command_prints_json(tmp_path, capsys):
+    assert main(["verify", str(recorded(tmp_path / "t").folder), "--json"]) == 0
+    verdicts = json.loads(capsys.readouterr().out)
+    assert set(verdicts[0]) == {"name", "applies", "holds", "margin", "worst_step", "why"}
+    assert len(verdicts) == len(NAMES)
+
+
+def test_the_command_explains_mistakes(tmp_path, capsys):
+    assert main(["verify", str(tmp_path)]) == 2
+    assert "is not a trace: there is no trace.json in it" in capsys.readouterr().err
+
+
+def test_rows_and_summaries():
+    fine = Verdict("a", True, True, 0.12345, 3, "x")
+    wrong = Verdict("b", True, False, -1.0, 4, "y")
+    silent = Verdict("c", False, None, None, None, "z")
+    assert row(fine) == ("a", "yes", "yes", "0.123", "3", "x")
+    assert row(wrong)[2] == "NO"
+    assert row(silent) == ("c", "no", "-", "-", "-", "z")
+    assert summary([fine, silent]) == "1 of 2 apply; all of them hold"
+    assert summary([fine, wrong, silent]) == "2 of 3 apply; 1 do not hold"
+
+
+class Piece:
+    def __init__(self, number):
+        self.number = number
+
+
+def test_judging_keeps_the_worst():
+    def check(piece):
+        require(piece.number != 1, "a reason of 1.5e-3")
+        require(piece.number != 2, "a reason of 7")
+        return Slack(float(10 - piece.number), f"note {piece.number}")
+
+    verdict = judge("name", check, [Piece(n) for n in (5, 1, 8, 2, 3)])
+    assert verdict[:5] == ("name", True, True, 2.0, 8)
+    assert verdict.why == "note 8; checked 3 of 5; elsewhere: a reason of 1.5e-3"
+    assert judge("name", lambda piece: float("nan"), [Piece(1)]).holds is False
+    assert judge("name", check, []) == Verdict("name", False, None, None, None, "there was nothing to check")
+    with pytest.raises(HypothesisError):
+        check(Piece(1))
