@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 LOGITS = 2**21
-"""how many logits to hold at a time: 8 MB, the fastest of 2 to 16 on the CPU (4,096 tokens, D = 256); elsewhere 16 times as many"""
+"""how many logits to hold at a time: 8 MB, the fastest of 2 to 16 on the CPU (4,096 tokens, D = 256); elsewhere 16 times it"""
 ROWS = 128
 """but at least so many rows: every slice goes through the whole gradient of the weight once more"""
 
