@@ -75,10 +75,10 @@ def runs(texts, tmp_path_factory):
     train(alone)
     shared = {
         "ddp": config("ddp"),
-        "fsdp": config("fsdp", parallel="fsdp", trace_scores=16),
+        "fsdp": config("fsdp", parallel="fsdp", trace_scores=16, trace_batches=0),
         "accumulated": config("accumulated", parallel="fsdp", micro_batch_size=1, validation_sequences=5),
     }
-    broken, stopped = config("broken", parallel="fsdp", trace_scores=16), config("stopped", steps=8)
+    broken, stopped = config("broken", parallel="fsdp", trace_scores=16, trace_batches=0), config("stopped", steps=8)
     on_ranks(functools.partial(everything, list(shared.values()), broken, stopped), 2, folder)
     return {"alone": alone, "broken": broken, "stopped": stopped, **shared}
 
