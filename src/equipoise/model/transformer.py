@@ -23,6 +23,7 @@ from equipoise.layers import MoE, MoEOutput, Sample, SwiGLU
 from equipoise.model.attention import Attention, Rotary
 from equipoise.model.config import ModelConfig
 from equipoise.model.loss import linear_cross_entropy
+from equipoise.model.norm import RMSNorm
 from equipoise.routing import Tally
 
 MakeBalancer = Callable[[int, int], Balancer]
@@ -47,9 +48,9 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig, feed_forward: nn.Module) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_epsilon)
+        self.attention_norm = RMSNorm(config.hidden_size, config.norm_epsilon)
         self.attention = Attention(config)
-        self.feed_forward_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_epsilon)
+        self.feed_forward_norm = RMSNorm(config.hidden_size, config.norm_epsilon)
         self.feed_forward = feed_forward
 
     def forward(self, hidden: Tensor, rotary: Rotary) -> tuple[Tensor, MoEOutput | None]:
@@ -92,7 +93,7 @@ class DeepSeekMoE(nn.Module):
         self.blocks = nn.ModuleList(
             Block(config, _feed_forward(config, layer, _maker(balancer), look_ahead)) for layer in range(config.layers)
         )
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_epsilon)
+        self.norm = RMSNorm(config.hidden_size, config.norm_epsilon)
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         for weight in (self.embedding.weight, self.head.weight):
             nn.init.normal_(weight, std=config.init_std)
