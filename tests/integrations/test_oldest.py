@@ -32,5 +32,7 @@ def test_the_oldest_transformers_is_balanced_too(tmp_path):
     run(*install, f"transformers=={OLDEST}", "accelerate", "numba", "scipy", "pytest")
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     files = [f"tests/integrations/{name}.py" for name in FILES]
-    told = run(python, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *files, cwd=ROOT, env=environment)
+    told = run(
+        python, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *files, cwd=ROOT, env=environment
+    )
     assert "passed" in told

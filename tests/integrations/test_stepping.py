@@ -240,3 +240,30 @@ def test_models_that_are_not_built_of_transformers_parts():
     balancing.step()
     assert balancing.metrics(loads=True)["loads"][""]
     assert shift_of(balancing).any()
+
+
+def test_following_can_end():
+    model = tiny("deepseek_v3")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    balancing = equipoise.balance(model, optimizer=optimizer)
+    train(model, optimizer, steps=1)
+    balancing.unfollow()
+    train(model, optimizer, steps=1)
+    assert balancing.metrics()["step"] == 1
+    balancing.step()  # by hand again
+
+
+def test_a_sharded_bf16_bias_leaves_no_half_attached_model(monkeypatch):
+    from equipoise.integrations.huggingface.seat import Seat
+
+    model, attach = tiny("solar_open"), Seat.attach
+
+    def second_fails(seat):
+        if seat.name.endswith("1.mlp"):
+            raise TypeError("sharded")
+        attach(seat)
+
+    monkeypatch.setattr(Seat, "attach", second_fails)
+    with pytest.raises(TypeError, match="sharded"):
+        equipoise.balance(model)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

@@ -104,13 +104,12 @@ class Balancing:
         self._recorder: Recorder | None = None
         self._loads: dict[str, Tensor] = {}
         self._handles: list[Any] = []
-        self._undo: list[Callable[[], None]] = []
-        for seat in self.seats:
-            if seat.router.bias is None and seat.name in shifts:
-                seat.balancer.shift.copy_(shifts[seat.name])
-                seat.offer()
-            seat.attach()
-        self._watch_forwards()
+        self._undo: list[Callable[[], object]] = []
+        try:
+            self._attach(shifts)
+        except BaseException:
+            self.detach()  # half a set of hooks would count half
+            raise
 
     # ---- at every step
 
@@ -150,7 +149,7 @@ class Balancing:
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """Step after every step of this optimizer, and drop what was counted where its step is skipped."""
         optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
-        self._handles.append(optimizer.register_step_post_hook(lambda *_: self.step()))
+        handle = optimizer.register_step_post_hook(lambda *_: self.step())
         zero_grad = optimizer.zero_grad
 
         @functools.wraps(zero_grad)
@@ -161,7 +160,13 @@ class Balancing:
             zero_grad(*args, **kwargs)
 
         optimizer.zero_grad = watched  # type: ignore[method-assign]
-        self._undo.append(lambda: vars(optimizer).pop("zero_grad", None))
+        self._undo += [handle.remove, lambda: vars(optimizer).pop("zero_grad", None)]
+
+    def unfollow(self) -> None:
+        """Step by itself no more."""
+        for undo in self._undo:
+            undo()
+        self._undo = []
 
     # ---- to look at
 
@@ -232,11 +237,10 @@ class Balancing:
             seat.detach()
         for handle in self._handles:
             handle.remove()
-        for undo in self._undo:
-            undo()
+        self.unfollow()
         if self._recorder is not None:
             self._recorder.close()
-        self._handles, self._undo, self.scene.live = [], [], False
+        self._handles, self.scene.live = [], False
         return self.model
 
     # ---- to save and resume, and for trainers
@@ -267,6 +271,14 @@ class Balancing:
         return make_callback(self)
 
     # ---- small things
+
+    def _attach(self, shifts: dict[str, Tensor]) -> None:
+        for seat in self.seats:
+            if seat.router.bias is None and seat.name in shifts:
+                seat.balancer.shift.copy_(shifts[seat.name])
+                seat.offer()
+            seat.attach()
+        self._watch_forwards()
 
     def _watch_forwards(self) -> None:
         myself = weakref.ref(self)
