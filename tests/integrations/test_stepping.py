@@ -32,6 +32,21 @@ def test_an_optimizer_steps_it_by_itself():
     assert torch.equal(shift_of(balancing), shift_of(other))
 
 
+def test_accelerates_optimizer_is_followed():
+    accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = tiny("deepseek_v3")
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    balancing = equipoise.balance(model, optimizer=optimizer)
+    for seed in range(4):
+        with accelerator.accumulate(model):
+            accelerator.backward(forward(model, batch(seed)))
+            optimizer.step()
+            optimizer.zero_grad()
+    measured = balancing.metrics(loads=True)
+    assert (measured["step"], measured["dropped_steps"]) == (2, 0)
+    assert {sum(loads) for loads in measured["loads"].values()} == {2 * 72}
+
+
 def test_zeroing_between_forward_and_backward_drops_nothing():
     model = tiny("deepseek_v3")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -238,6 +238,7 @@ class Balancing:
         for handle in self._handles:
             handle.remove()
         self.unfollow()
+        vars(self.model).pop("save_pretrained", None)
         if self._recorder is not None:
             self._recorder.close()
         self._handles, self.scene.live = [], False
@@ -279,6 +280,11 @@ class Balancing:
                 seat.offer()
             seat.attach()
         self._watch_forwards()
+        model: Any = self.model
+        if hasattr(model, "peft_config"):
+            from equipoise.integrations.huggingface.sidecar import SaveBeside
+
+            model.save_pretrained = SaveBeside(self, model.save_pretrained)
 
     def _watch_forwards(self) -> None:
         myself = weakref.ref(self)
