@@ -282,3 +282,15 @@ def test_a_sharded_bf16_bias_leaves_no_half_attached_model(monkeypatch):
     with pytest.raises(TypeError, match="sharded"):
         equipoise.balance(model)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_torch_that_hides_its_backward_is_refused(monkeypatch):
+    from equipoise.integrations.huggingface import scene
+
+    monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: -1)
+    scene.check_backward_is_seen.cache_clear()
+    with pytest.raises(RuntimeError, match="counted twice"):
+        equipoise.balance(tiny("deepseek_v3"))
+    monkeypatch.delattr(torch._C, "_current_graph_task_id")
+    with pytest.raises(RuntimeError, match="counted twice"):
+        equipoise.balance(tiny("deepseek_v3"))
