@@ -13,7 +13,6 @@ TORCH_INDEX ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 INSTALLED := $(VENV)/.equipoise-installed
-BENCH_INSTALLED := $(VENV)/.equipoise-bench-installed
 
 .PHONY: install demo test test-all check format bench clean
 
@@ -28,18 +27,17 @@ $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) --only-binary :all: --editable '.[dev]'
 	@touch $@
 
-$(BENCH_INSTALLED): $(INSTALLED)
-	$(PIP) --only-binary :all: --editable '.[dev,bench]'
-	@touch $@
-
 demo: $(INSTALLED)
 	$(BIN)/equipoise demo
 
+# Two workers with a thread each: most tests are many small operations, which two threads do no faster than one.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-all: $(INSTALLED)
-	$(BIN)/python -m pytest -m slow
+	$(PYTEST) -m slow
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -50,7 +48,7 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(BENCH_INSTALLED)
+bench: $(INSTALLED)
 	@for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
 
 clean:

@@ -46,7 +46,6 @@ for _ in range(20):
 print(balancing.report())
 
 with tempfile.TemporaryDirectory() as folder:
-    model.save_pretrained(folder)
-    balancing.save(folder)  # the sidecar, beside the adapter
+    model.save_pretrained(folder)  # the adapter, and equipoise.safetensors beside it
     again = PeftModel.from_pretrained(base(), folder)
     equipoise.balance(again).load(folder).detach()  # its biases are those of the training again

@@ -10,6 +10,12 @@ import equipoise
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+TRAIN_LONGER = {
+    "balance_my_own_loop.py",
+    "balance_with_lora.py",
+    "balance_with_trainer.py",
+    "mend_collapsed_experts.py",
+}
 
 
 def code_blocks():
@@ -36,7 +42,13 @@ def test_the_tree_is_true():
     assert shown == there
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.name, marks=pytest.mark.slow if path.name in TRAIN_LONGER else ())
+        for path in EXAMPLES
+    ],
+)
 def test_examples_run(path, capsys):
     exec(compile(path.read_text(), str(path), "exec"), {"__name__": "__main__"})
     assert capsys.readouterr().out

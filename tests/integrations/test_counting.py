@@ -189,7 +189,8 @@ def test_a_loaded_bias_is_taken_over():
     torch.testing.assert_close(shift_of(balancing).mean(), torch.tensor(1.0))  # the loaded mean is kept
 
 
-@pytest.mark.parametrize("name", [KINDS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in KINDS[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
 def test_compiled_models_are_counted(name):
     model, twin = tiny(name), tiny(name)
     balancing = equipoise.balance(model)

@@ -32,6 +32,7 @@ def fit(module, balancing, folder, steps, checkpoint=None):
         accelerator="cpu",
         devices=1,
         logger=False,
+        log_every_n_steps=1,
         enable_progress_bar=False,
         enable_model_summary=False,
         enable_checkpointing=False,

@@ -1,7 +1,10 @@
 """LoRA: the base model is frozen and wrapped, and its routers are balanced all the same."""
 
+import copy
+
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import equipoise
 from tests.integrations.test_trainer import trainer
@@ -59,14 +62,26 @@ def test_an_adapter_keeps_its_sidecar(tmp_path):
     balancing = equipoise.balance(model, update_rate=0.5)
     forward(model, batch()).backward()
     balancing.step()
-    model.save_pretrained(tmp_path)
-    balancing.save(tmp_path)
+    model.save_pretrained(tmp_path)  # writes the sidecar too
     fresh = peft.PeftModel.from_pretrained(tiny("deepseek_v3"), tmp_path)
     assert not fresh.base_model.model.model.layers[1].mlp.gate.e_score_correction_bias.any()  # an adapter loses it
     loaded = equipoise.balance(fresh).load(tmp_path)
     assert torch.equal(shift_of(loaded), shift_of(balancing))
     bias = fresh.base_model.model.model.layers[1].mlp.gate.e_score_correction_bias
     assert torch.equal(bias, shift_of(balancing))
+
+
+def test_a_copy_of_an_adapted_model_saves_itself(tmp_path):
+    model = adapted()
+    balancing = equipoise.balance(model)
+    twin = copy.deepcopy(model)
+    torch.nn.init.ones_(next(parameter for parameter in twin.parameters() if parameter.requires_grad))
+    twin.save_pretrained(tmp_path)
+    assert not (tmp_path / "equipoise.safetensors").exists()
+    saved = load_file(tmp_path / "adapter_model.safetensors")
+    assert any((value == 1).all() for value in saved.values())
+    balancing.detach().save_pretrained(tmp_path)
+    assert not (tmp_path / "equipoise.safetensors").exists()
 
 
 def test_trainer_saves_and_resumes_an_adapter(tmp_path):

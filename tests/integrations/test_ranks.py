@@ -1,5 +1,6 @@
 """Two gloo ranks, each with half of the batch, move every bias as one rank does with all of it: DDP and FSDP2."""
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
@@ -69,5 +70,6 @@ def under_both(rank):
     steps_like_one(rank, shard)
 
 
+@pytest.mark.slow
 def test_two_ranks_step_like_one(tmp_path):
     on_ranks(under_both, 2, tmp_path)

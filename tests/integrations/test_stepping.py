@@ -32,6 +32,21 @@ def test_an_optimizer_steps_it_by_itself():
     assert torch.equal(shift_of(balancing), shift_of(other))
 
 
+def test_accelerates_optimizer_is_followed():
+    accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = tiny("deepseek_v3")
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    balancing = equipoise.balance(model, optimizer=optimizer)
+    for seed in range(4):
+        with accelerator.accumulate(model):
+            accelerator.backward(forward(model, batch(seed)))
+            optimizer.step()
+            optimizer.zero_grad()
+    measured = balancing.metrics(loads=True)
+    assert (measured["step"], measured["dropped_steps"]) == (2, 0)
+    assert {sum(loads) for loads in measured["loads"].values()} == {2 * 72}
+
+
 def test_zeroing_between_forward_and_backward_drops_nothing():
     model = tiny("deepseek_v3")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -240,3 +255,42 @@ def test_models_that_are_not_built_of_transformers_parts():
     balancing.step()
     assert balancing.metrics(loads=True)["loads"][""]
     assert shift_of(balancing).any()
+
+
+def test_following_can_end():
+    model = tiny("deepseek_v3")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    balancing = equipoise.balance(model, optimizer=optimizer)
+    train(model, optimizer, steps=1)
+    balancing.unfollow()
+    train(model, optimizer, steps=1)
+    assert balancing.metrics()["step"] == 1
+    balancing.step()  # by hand again
+
+
+def test_a_sharded_bf16_bias_leaves_no_half_attached_model(monkeypatch):
+    from equipoise.integrations.huggingface.seat import Seat
+
+    model, attach = tiny("solar_open"), Seat.attach
+
+    def second_fails(seat):
+        if seat.name.endswith("1.mlp"):
+            raise TypeError("sharded")
+        attach(seat)
+
+    monkeypatch.setattr(Seat, "attach", second_fails)
+    with pytest.raises(TypeError, match="sharded"):
+        equipoise.balance(model)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_torch_that_hides_its_backward_is_refused(monkeypatch):
+    from equipoise.integrations.huggingface import scene
+
+    monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: -1)
+    scene.check_backward_is_seen.cache_clear()
+    with pytest.raises(RuntimeError, match="counted twice"):
+        equipoise.balance(tiny("deepseek_v3"))
+    monkeypatch.delattr(torch._C, "_current_graph_task_id")
+    with pytest.raises(RuntimeError, match="counted twice"):
+        equipoise.balance(tiny("deepseek_v3"))

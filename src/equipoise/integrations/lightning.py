@@ -28,7 +28,12 @@ def make_callback(balancing: Balancing) -> Any:
         def on_train_start(self, trainer: Any, module: Any) -> None:
             balancing.follow(trainer.optimizers[-1])
 
+        def on_train_end(self, trainer: Any, module: Any) -> None:
+            balancing.unfollow()
+
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if trainer.global_step % trainer.log_every_n_steps:
+                return  # measuring makes a GPU wait
             measured = balancing.metrics()
             if "imbalance" in measured:
                 names = ("imbalance", "max_violation")

@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from equipoise.balancing import Balancer, Dual
-from equipoise.balancing import balancer as make_balancer
 from equipoise.integrations.huggingface.attaching import clear_copied_seats, models_around
+from equipoise.integrations.huggingface.following import follow
+from equipoise.integrations.huggingface.making import Maker, make_dual
 from equipoise.integrations.huggingface.routers import find_routers
 from equipoise.integrations.huggingface.scene import Scene, check_backward_is_seen
 from equipoise.integrations.huggingface.seat import Seat
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 def balance(
     model: nn.Module,
-    balancer: str | Callable[[int, int], Balancer] = "deepseek",
+    balancer: Maker = "deepseek",
     *,
     optimizer: torch.optim.Optimizer | None = None,
     group: dist.ProcessGroup | None = None,
@@ -78,7 +78,7 @@ class Balancing:
     def __init__(
         self,
         model: nn.Module,
-        balancer: str | Callable[[int, int], Balancer],
+        balancer: Maker,
         *,
         group: dist.ProcessGroup | None,
         skip: Sequence[str],
@@ -92,7 +92,7 @@ class Balancing:
         self.group = group
         self.left_alone = found.left_alone
         self.scene = Scene()
-        make = functools.partial(_make, balancer, options)
+        make = functools.partial(make_dual, balancer, options)
         self.seats = [
             Seat(router, make(router.habit.num_experts, router.habit.top_k), self.scene) for router in found.routers
         ]
@@ -104,13 +104,12 @@ class Balancing:
         self._recorder: Recorder | None = None
         self._loads: dict[str, Tensor] = {}
         self._handles: list[Any] = []
-        self._undo: list[Callable[[], None]] = []
-        for seat in self.seats:
-            if seat.router.bias is None and seat.name in shifts:
-                seat.balancer.shift.copy_(shifts[seat.name])
-                seat.offer()
-            seat.attach()
-        self._watch_forwards()
+        self._undo: list[Callable[[], object]] = []
+        try:
+            self._attach(shifts)
+        except BaseException:
+            self.detach()  # half a set of hooks would count half
+            raise
 
     # ---- at every step
 
@@ -149,19 +148,18 @@ class Balancing:
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """Step after every step of this optimizer, and drop what was counted where its step is skipped."""
-        optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
-        self._handles.append(optimizer.register_step_post_hook(lambda *_: self.step()))
-        zero_grad = optimizer.zero_grad
+        self._undo += follow(self, optimizer)
 
-        @functools.wraps(zero_grad)
-        def watched(*args: Any, **kwargs: Any) -> None:
-            # gradients are thrown away, and no step was taken from them: GradScaler found an infinity, or a guard said no
-            if self.scene.backward_seen and any(seat.tallies for seat in self.seats):
-                self.drop()
-            zero_grad(*args, **kwargs)
+    @property
+    def gradients_wait(self) -> bool:
+        """Whether gradients were computed from counted forwards, and no step was taken from them yet."""
+        return self.scene.backward_seen and any(seat.tallies for seat in self.seats)
 
-        optimizer.zero_grad = watched  # type: ignore[method-assign]
-        self._undo.append(lambda: vars(optimizer).pop("zero_grad", None))
+    def unfollow(self) -> None:
+        """Step by itself no more."""
+        for undo in self._undo:
+            undo()
+        self._undo = []
 
     # ---- to look at
 
@@ -232,11 +230,11 @@ class Balancing:
             seat.detach()
         for handle in self._handles:
             handle.remove()
-        for undo in self._undo:
-            undo()
+        self.unfollow()
+        vars(self.model).pop("save_pretrained", None)
         if self._recorder is not None:
             self._recorder.close()
-        self._handles, self._undo, self.scene.live = [], [], False
+        self._handles, self.scene.live = [], False
         return self.model
 
     # ---- to save and resume, and for trainers
@@ -268,6 +266,19 @@ class Balancing:
 
     # ---- small things
 
+    def _attach(self, shifts: dict[str, Tensor]) -> None:
+        for seat in self.seats:
+            if seat.router.bias is None and seat.name in shifts:
+                seat.balancer.shift.copy_(shifts[seat.name])
+                seat.offer()
+            seat.attach()
+        self._watch_forwards()
+        model: Any = self.model
+        if hasattr(model, "peft_config"):
+            from equipoise.integrations.huggingface.sidecar import SaveBeside
+
+            model.save_pretrained = SaveBeside(self, model.save_pretrained)
+
     def _watch_forwards(self) -> None:
         myself = weakref.ref(self)
 
@@ -298,24 +309,3 @@ class Balancing:
 
     def _measure(self, seat: Seat) -> dict[str, Tensor]:
         return load_metrics(self._loads[seat.name].cpu(), seat.balancer.target.weights.cpu())
-
-
-def _make(
-    balancer: str | Callable[[int, int], Balancer], options: dict[str, object], num_experts: int, top_k: int
-) -> Dual:
-    if isinstance(balancer, str):
-        made = make_balancer(balancer, num_experts, top_k=top_k, **options)
-    elif options:
-        raise TypeError(f"options ({', '.join(options)}) are for balancers by name: set them in your function")
-    else:
-        made = balancer(num_experts, top_k)
-    name = balancer if isinstance(balancer, str) else type(made).__name__
-    if not isinstance(made, Dual):
-        raise ValueError(
-            f"{name} has no shift, and a model's router can be given nothing else: choose deepseek, quantile ..."
-        )
-    if made.penalties:
-        raise ValueError(
-            f"{name} adds a penalty to the loss, which a model's own loss does not know: choose deepseek, quantile ..."
-        )
-    return made

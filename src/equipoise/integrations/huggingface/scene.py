@@ -30,16 +30,23 @@ def in_backward() -> bool:
 @functools.cache
 def check_backward_is_seen() -> None:
     """The function above is private to torch: make sure that it still tells what it should."""
-    seen: list[bool] = []
-    with torch.enable_grad():
-        probe = torch.ones(1, requires_grad=True)
-        probe.register_hook(lambda _: seen.append(in_backward()))
-        probe.sum().backward()
-    if in_backward() or seen != [True]:
+    if not _backward_is_seen():
         raise RuntimeError(
             f"torch {torch.__version__} no longer tells whether a backward pass is running: tokens would be counted twice "
             "under gradient checkpointing. Please report this; until then use torch 2.13"
         )
+
+
+def _backward_is_seen() -> bool:
+    seen: list[bool] = []
+    try:
+        with torch.enable_grad():
+            probe = torch.ones(1, requires_grad=True)
+            probe.register_hook(lambda _: seen.append(in_backward()))
+            probe.sum().backward()
+        return seen == [True] and not in_backward()
+    except AttributeError:
+        return False
 
 
 class Scene:

@@ -137,6 +137,8 @@ class Seat:
         bias = self.router.bias
         assert bias is not None
         if logits is None:
+            if self.needs_scores or self._sharded_experts():
+                raise RuntimeError(f"{self.name}'s experts were called, but its gate's logits were not seen")
             self.count(chosen, None, None)
             return
         scores = score_of(str(self.router.habit.score))(logits).flatten(0, -2)

@@ -6,9 +6,11 @@ the number of updates), nor the shift of a family without a bias. This file does
 
 from __future__ import annotations
 
+import copy
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -34,6 +36,26 @@ def save(balancing: Balancing, folder: Path) -> Path:
     finally:
         unfinished.unlink(missing_ok=True)
     return path
+
+
+class SaveBeside:
+    """An adapter's `save_pretrained`, which writes the sidecar too: else the biases would be lost without a word.
+
+    An object and not a function, so that a copy of the model saves the copy, without our state.
+    """
+
+    def __init__(self, balancing: Balancing | None, own: Callable[..., Any]) -> None:
+        self.balancing = balancing
+        self.own = own
+
+    def __call__(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> Any:
+        answer = self.own(save_directory, *args, **kwargs)
+        if self.balancing is not None and kwargs.get("is_main_process", True):
+            self.balancing.save(save_directory)
+        return answer
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SaveBeside:
+        return SaveBeside(None, copy.deepcopy(self.own, memo))
 
 
 def load(balancing: Balancing, folder: Path) -> None:
