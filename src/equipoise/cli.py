@@ -55,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_verify(verbs)
     _add_train(verbs)
     _add_plan(verbs)
+    _add_arena(verbs)
     return parser
 
 
@@ -191,3 +192,60 @@ def _plan(options: argparse.Namespace) -> None:
         return
     require("rich", extra="train")
     plan.show(made)
+
+
+def _add_arena(verbs: Any) -> None:
+    arena = verbs.add_parser(
+        "arena",
+        help="every balancer and rate on the same scores, made or recorded",
+        description="Replay streams of scores under every balancer and rate: how even, how fast, and at what cost.",
+        epilog="examples:\n  equipoise arena\n  equipoise arena drift --balancers deepseek curvature --rates 1e-4 1e-3\n"
+        "  equipoise arena runs/a/trace --out runs/arena       go on where it stopped by giving the same command again\n"
+        "  equipoise arena e256-groups --devices 64 --json > cells.json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    arena.add_argument(
+        "streams", nargs="*", metavar="STREAM", help="a built-in one, or a trace: FOLDER or FOLDER:LAYER"
+    )
+    arena.add_argument(
+        "--balancers", nargs="+", metavar="NAME", default=(), help="which ones (default: seven causal ones)"
+    )
+    arena.add_argument(
+        "--rates", nargs="+", type=float, metavar="U", help="for every rule that has a rate (default: its own)"
+    )
+    arena.add_argument("--tally-every", type=int, default=1, metavar="N", help="rules learn from every N-th token only")
+    arena.add_argument("--every-rate", action="store_true", help="show every rate in the table, not only the best")
+    _add_contest_options(arena)
+    arena.set_defaults(run=_arena)
+
+
+def _add_contest_options(verb: argparse.ArgumentParser) -> None:
+    """What arena and tune have in common."""
+    verb.add_argument("--steps", type=int, help="batches (default: the stream's own)")
+    verb.add_argument("--tokens", type=int, help="tokens in a batch of a built-in stream (default: its own)")
+    verb.add_argument("--seed", type=int, default=0, help="of built-in streams (default: %(default)s)")
+    verb.add_argument("--devices", type=int, help="that share the experts, for idle time (default: 8)")
+    verb.add_argument("--out", metavar="FOLDER", help="keep each cell's figures here, and go on with what is there")
+    verb.add_argument("--workers", type=int, metavar="N", help="processes (default: as many as processors)")
+    verb.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
+
+
+def _arena(options: argparse.Namespace) -> None:
+    from equipoise.arena import command
+
+    command.run(
+        command.Request(
+            streams=options.streams,
+            balancers=options.balancers,
+            rates=options.rates,
+            steps=options.steps,
+            tokens=options.tokens,
+            seed=options.seed,
+            devices=options.devices,
+            tally_every=options.tally_every,
+            out=options.out,
+            workers=options.workers,
+            as_json=options.json,
+            every_rate=options.every_rate,
+        )
+    )
