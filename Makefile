@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 INSTALLED := $(VENV)/.equipoise-installed
 BENCH_INSTALLED := $(VENV)/.equipoise-bench-installed
 
-.PHONY: install demo test test-all check format bench clean
+.PHONY: install demo test test-all check format bench bench-arena clean
 
 install: $(INSTALLED)
 
@@ -52,6 +52,10 @@ format: $(INSTALLED)
 
 bench: $(BENCH_INSTALLED)
 	@for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
+
+bench-arena: $(BENCH_INSTALLED)
+	$(BIN)/python benchmarks/arena_full.py
+	$(BIN)/python benchmarks/arena_full.py --tally-every 8
 
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
