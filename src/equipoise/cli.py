@@ -56,6 +56,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_train(verbs)
     _add_plan(verbs)
     _add_arena(verbs)
+    _add_tune(verbs)
+    _add_record(verbs)
     return parser
 
 
@@ -248,4 +250,75 @@ def _arena(options: argparse.Namespace) -> None:
             as_json=options.json,
             every_rate=options.every_rate,
         )
+    )
+
+
+def _add_tune(verbs: Any) -> None:
+    tune = verbs.add_parser(
+        "tune",
+        help="which balancer and rate suit this stream of scores, with the evidence",
+        description="Replay a stream under the causal balancers at several rates, and recommend one if the evidence allows.",
+        epilog="examples:\n  equipoise tune drift\n  equipoise tune runs/a/trace:layers.1 --json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    tune.add_argument("stream", metavar="STREAM", help="a built-in one, or a layer of a trace: FOLDER:LAYER")
+    tune.add_argument(
+        "--balancers", nargs="+", metavar="NAME", default=(), help="which ones (default: all causal ones)"
+    )
+    tune.add_argument(
+        "--rates", nargs="+", type=float, metavar="U", help="for every rule that has a rate (default: its own)"
+    )
+    _add_contest_options(tune)
+    tune.set_defaults(run=_tune)
+
+
+def _tune(options: argparse.Namespace) -> None:
+    from equipoise.arena import command, tune
+
+    tune.run(
+        command.Request(
+            streams=[options.stream],
+            balancers=options.balancers,
+            rates=options.rates,
+            steps=options.steps,
+            tokens=options.tokens,
+            seed=options.seed,
+            devices=options.devices,
+            out=options.out,
+            workers=options.workers,
+            as_json=options.json,
+        )
+    )
+
+
+def _add_record(verbs: Any) -> None:
+    record = verbs.add_parser(
+        "record",
+        help="run a trained model over text and keep its routers' scores",
+        description="Run the newest checkpoint of a training over text, and keep the scores of every router in a trace.",
+        epilog="examples:\n  equipoise record runs/a --out scores/a\n"
+        "  equipoise record runs/a --data my_texts/ --steps 50 --out scores/b\n"
+        "  equipoise arena scores/a",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    record.add_argument("folder", metavar="RUN", help="the folder of a training")
+    record.add_argument("--out", required=True, metavar="FOLDER", help="where the trace goes: a new folder")
+    record.add_argument(
+        "--data", help="a text file or folder, encoded by the training's tokenizer (default: its training texts)"
+    )
+    record.add_argument(
+        "--steps", dest="batches", type=int, default=30, metavar="N", help="batches (default: %(default)s)"
+    )
+    record.add_argument("--batch-size", type=int, help="sequences in a batch (default: the training's)")
+    record.set_defaults(run=_record)
+
+
+def _record(options: argparse.Namespace) -> None:
+    from equipoise.arena.record import record
+
+    trace = record(
+        options.folder, options.out, data=options.data, batches=options.batches, batch_size=options.batch_size
+    )
+    print(
+        f"{options.out}: {options.batches} batches of {len(trace.layers)} layers. Next: equipoise arena {options.out}"
     )

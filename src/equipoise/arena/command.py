@@ -13,10 +13,10 @@ from equipoise.arena.cells import DEFAULT_BALANCERS, Cell, Result
 from equipoise.arena.contest import contest, plan
 from equipoise.extras import require
 
-LEGEND = """Steady: mean imbalance of the last third of the steps. Floor: what chance alone leaves. Steps: until
-within 2x the floor. Affinity: chosen scores over those of the exact optimum, above 1 where loads are uneven. Switched: tokens
-an update sends elsewhere. Idle: device time lost waiting. In a replay the router does not react; in a training it does.""".replace(
-    "\n", " "
+LEGEND = (
+    "Steady: mean imbalance of the last third of the steps. Floor: what chance alone leaves. Steps: until within 2x the floor. "
+    "Affinity: chosen scores over those of the exact optimum, above 1 where loads are uneven. Switched: tokens an update sends "
+    "elsewhere. Idle: device time lost waiting. In a replay the router does not react; in a training it does."
 )
 
 
