@@ -56,6 +56,8 @@ bench: $(BENCH_INSTALLED)
 bench-arena: $(BENCH_INSTALLED)
 	$(BIN)/python benchmarks/arena_full.py
 	$(BIN)/python benchmarks/arena_full.py --tally-every 8
+	$(BIN)/python benchmarks/arena_replay.py
+	$(BIN)/python benchmarks/arena_throughput.py
 
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

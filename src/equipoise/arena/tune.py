@@ -54,10 +54,10 @@ class Advice:
         return (
             f"For {self.stream}: {_named(self.balancer, self.rate)}. In steady state it left an imbalance of "
             f"{self.imbalance:.4f}, {self.over_floor:.2f} times what chance alone leaves, and kept {self.affinity_kept:.2%} of "
-            f"the exact optimum's scores. Next came {_named(self.next_balancer, self.next_rate)} with {self.next_imbalance:.4f}, "
-            f"{self.difference:+.1%} (95% interval {self.low:+.1%} to {self.high:+.1%}). {verdict}{beyond} Cells were chosen "
-            "on one half of the steady steps and judged on the other. A replay cannot know how the router would have reacted: "
-            "confirm by a short training."
+            f"the exact optimum's scores. Next came {_named(self.next_balancer, self.next_rate)} with "
+            f"{self.next_imbalance:.4f}, {self.difference:+.1%} (95% interval {self.low:+.1%} to {self.high:+.1%}). "
+            f"{verdict}{beyond} Cells were chosen on one half of the steady steps and judged on the other. A replay cannot "
+            "know how the router would have reacted: confirm by a short training."
         )
 
 
