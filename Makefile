@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 INSTALLED := $(VENV)/.equipoise-installed
 
-.PHONY: install demo test test-all check format bench clean
+.PHONY: install demo test test-all check format bench bench-arena clean
 
 install: $(INSTALLED)
 
@@ -50,6 +50,12 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED)
 	@for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
+
+bench-arena: $(BENCH_INSTALLED)
+	$(BIN)/python benchmarks/arena_full.py
+	$(BIN)/python benchmarks/arena_full.py --tally-every 8
+	$(BIN)/python benchmarks/arena_replay.py
+	$(BIN)/python benchmarks/arena_throughput.py
 
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

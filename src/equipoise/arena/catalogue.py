@@ -1,0 +1,83 @@
+"""The streams by name: made ones at the sizes of real models, and any trace by its folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from pathlib import Path
+
+from equipoise.arena.recorded import Recorded
+from equipoise.arena.streams import Stream
+from equipoise.arena.synthetic import Drift, Dying, Skew, Swap, Synthetic, Topics
+from equipoise.trace import Trace
+
+_SMALL = {"num_tokens": 4096, "num_experts": 64, "top_k": 6, "steps": 90}
+_LARGE = {"num_tokens": 4096, "steps": 48}
+_UNEQUAL = tuple([2.0] * 16 + [1.0] * 48)
+
+
+def _small(name: str, *likes: object, **options: object) -> Synthetic:
+    return Synthetic(name=name, likes=(Skew(), *likes), **{**_SMALL, **options})  # type: ignore[arg-type]
+
+
+def _large(name: str, num_experts: int, top_k: int, **options: object) -> Synthetic:
+    likes = (Skew(), Drift(0.005))
+    sizes = {"num_experts": num_experts, "top_k": top_k, **_LARGE}
+    return Synthetic(name=name, likes=likes, **{**sizes, **options})  # type: ignore[arg-type]
+
+
+SYNTHETIC: dict[str, Synthetic] = {
+    stream.name: stream
+    for stream in (
+        _small("uniform", law="uniform"),
+        _small("beta", law="beta"),
+        _small("softmax"),
+        _small("sigmoid", score="sigmoid"),
+        _small("drift", Drift(0.02)),
+        _small("sigmoid-drift", Drift(0.02), score="sigmoid"),
+        _small("swap", Swap(at=72)),
+        _small("dying", Dying()),
+        _small("topics", Topics()),
+        _small("sequences", taste=0.7, block=128),
+        _small("heavy", law="heavy"),
+        _small("padding", padding=0.2, block=128),
+        _small("unequal", target=_UNEQUAL),
+        _large("e256-groups", 256, 8, score="sigmoid", groups=(8, 4)),  # DeepSeek-V3
+        _large("e384", 384, 6, score="sigmoid"),
+        _large("e896", 896, 16),
+    )
+}
+DEFAULT = tuple(SYNTHETIC)
+
+
+def find(name: str, *, seed: int = 0, steps: int | None = None, tokens: int | None = None) -> list[Stream]:
+    """The streams a name stands for: a made one; every layer of a trace's folder; or one layer, as FOLDER:LAYER."""
+    if name in SYNTHETIC:
+        return [_changed(SYNTHETIC[name], seed, steps, tokens)]
+    folder, _, layer = name.rpartition(":") if not Path(name).exists() else (name, "", "")
+    if folder and (Path(folder) / "trace" / "trace.json").exists():
+        folder = str(Path(folder) / "trace")  # a run's folder will do
+    if not folder or not (Path(folder) / "trace.json").exists():
+        close = difflib.get_close_matches(name, SYNTHETIC, n=2)
+        hint = f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
+        raise ValueError(f"no stream {name!r}{hint}: there are {', '.join(SYNTHETIC)}, or give the folder of a trace")
+    layers = [layer] if layer else Trace.open(folder).layers
+    return [_cut(Recorded.of(folder, each), steps) for each in layers]
+
+
+def _changed(stream: Synthetic, seed: int, steps: int | None, tokens: int | None) -> Synthetic:
+    for word, number in (("steps", steps), ("tokens", tokens)):
+        if number is not None and number < 1:
+            raise ValueError(f"{word} must be at least 1, not {number}")
+    likes = stream.likes
+    if steps is not None:  # what happens in the middle of the last third still happens there
+        likes = tuple(Swap(at=steps * part.at // stream.steps) if isinstance(part, Swap) else part for part in likes)
+    return dataclasses.replace(
+        stream, seed=seed, steps=steps or stream.steps, num_tokens=tokens or stream.num_tokens, likes=likes
+    )
+
+
+def _cut(stream: Recorded, steps: int | None) -> Recorded:
+    if steps is None or steps >= stream.steps:
+        return stream
+    return dataclasses.replace(stream, steps=steps, records=stream.records[:steps])

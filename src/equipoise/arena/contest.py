@@ -1,0 +1,168 @@
+"""The contest: every rule at every rate on every stream, over several processes, in a folder that can be gone on with.
+
+    results = list(contest(plan(streams, balancers), out="runs/arena"))
+
+A cell's figures appear in the folder when it is done, whole or not at all, under a name that follows from everything the cell
+depends on. Called again, what is there is read and the rest is run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from equipoise.arena.cells import FORMAT, RATES, Cell, Reference, Result, refer, run
+from equipoise.arena.streams import Stream
+from equipoise.training.files import remove_unfinished, write_json
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+
+def plan(
+    streams: Iterable[Stream],
+    balancers: Sequence[str],
+    rates: Sequence[float] | None = None,
+    *,
+    devices: int | None = None,
+    tally_every: int = 1,
+) -> list[Cell]:
+    """All cells; rules without a rate have one. Wrong names, rates and sizes are told here, before anything runs."""
+    cells = []
+    for stream in streams:
+        for name in balancers:
+            for rate in (rates or RATES[name]) if name in RATES else (None,):
+                cell = Cell(stream, name, rate, devices or _devices(stream), tally_every)
+                cell.make()
+                cells.append(cell)
+    if devices and (bad := next((c.stream for c in cells if c.stream.num_experts % devices), None)):
+        raise ValueError(f"the {bad.num_experts} experts of {bad.name} do not divide over {devices} devices")
+    return cells
+
+
+def contest(
+    cells: Sequence[Cell],
+    *,
+    out: str | Path | None = None,
+    workers: int | None = None,
+    on_cell: Callable[[int], None] = lambda cells: None,
+) -> list[Result]:
+    """Run what is not in the folder yet; the results in the order of the cells.
+
+    Args:
+        out: the folder; None: one that is thrown away.
+        workers: processes; by default as many as there are processors. 1 runs in this process.
+        on_cell: called with the number of cells that were finished.
+    """
+    with nullcontext(out) if out is not None else tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(place)
+        missing = [cell for cell in cells if _read(_path(place, cell)) is None]
+        on_cell(len(cells) - len(missing))
+        _run_all(missing, place, workers or os.cpu_count() or 1, on_cell)
+        return [Result(**_expect(_path(place, cell))) for cell in cells]
+
+
+def _run_all(missing: list[Cell], place: Path, workers: int, on_cell: Callable[[int], None]) -> None:
+    if workers == 1:
+        for stream_cells in _by_stream(missing):
+            reference = _refer(stream_cells[0].stream, place)
+            for job in _jobs(stream_cells):
+                on_cell(_run_job(job, reference, place))
+        return
+    kept = {name: os.environ.get(name) for name in THREADS}
+    os.environ.update(dict.fromkeys(THREADS, "1"))  # read by a new process before it imports anything
+    try:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(workers, mp_context=context) as pool:
+            _hand_out(missing, place, pool, on_cell)
+    finally:
+        for name, value in kept.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def _hand_out(missing: list[Cell], place: Path, pool: ProcessPoolExecutor, on_cell: Callable[[int], None]) -> None:
+    """References first, the largest streams before all; a stream's cells as soon as its reference is there."""
+    order = sorted(_by_stream(missing), key=lambda cells: -cells[0].stream.num_experts)
+    waiting: dict[Future[Any], list[Cell] | None] = {
+        pool.submit(_refer, cells[0].stream, place): cells for cells in order
+    }
+    try:
+        while waiting:
+            done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in done:
+                cells = waiting.pop(future)
+                if cells is None:
+                    on_cell(future.result())
+                else:
+                    reference = future.result()
+                    waiting |= {pool.submit(_run_job, job, reference, place): None for job in _jobs(cells)}
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+
+
+def _by_stream(cells: Iterable[Cell]) -> list[list[Cell]]:
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(cell.stream.identity, []).append(cell)
+    return list(groups.values())
+
+
+def _jobs(cells: Iterable[Cell]) -> list[list[Cell]]:
+    """What one process runs at a time: a rule at all its rates."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(cell.balancer, []).append(cell)
+    return list(groups.values())
+
+
+def _refer(stream: Stream, place: Path) -> Reference:
+    path = place / f"{_safe(stream.name)}-reference-{_digest(stream)}.json"
+    if (found := _read(path)) is None:
+        found = asdict(refer(stream))
+        write_json(path, found)
+    return Reference(**found)
+
+
+def _run_job(cells: list[Cell], reference: Reference, place: Path) -> int:
+    for cell, result in zip(cells, run(cells, reference), strict=True):
+        write_json(_path(place, cell), asdict(result))
+    return len(cells)
+
+
+def _path(place: Path, cell: Cell) -> Path:
+    return place / f"{_safe(cell.stream.name)}-{cell.key}.json"
+
+
+def _digest(stream: Stream) -> str:
+    return hashlib.sha256(f"{FORMAT}{stream.identity}".encode()).hexdigest()[:12]
+
+
+def _safe(name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _expect(path: Path) -> dict[str, Any]:
+    found = _read(path)
+    if found is None:
+        raise OSError(f"{path} was there and is gone: who else writes to this folder?")
+    return found
+
+
+def _devices(stream: Stream) -> int:
+    """Eight if they divide the experts, else the greatest number below that does."""
+    return next(number for number in range(8, 0, -1) if stream.num_experts % number == 0)

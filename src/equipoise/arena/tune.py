@@ -1,0 +1,132 @@
+"""tune: which rule and rate suit a stream, and whether the evidence is more than noise.
+
+The best of many cells looks better than it is, since chance helped to choose it. So cells are chosen on the first half of the
+steady steps and judged on the second. The two best rules are compared step by step on the same batches; successive steps are
+not independent, so the interval of the mean difference comes from a bootstrap of blocks of steps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from equipoise.arena import catalogue
+from equipoise.arena.cells import RATES, Result
+from equipoise.arena.command import Request, watched
+from equipoise.arena.contest import plan
+
+DRAWS = 2000
+FEWEST_STEPS = 24
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to take, what came next, and how sure that is."""
+
+    stream: str
+    balancer: str
+    rate: float | None
+    imbalance: float
+    """on the steps it was not chosen on"""
+    over_floor: float
+    affinity_kept: float
+    next_balancer: str
+    next_rate: float | None
+    next_imbalance: float
+    difference: float
+    """next - recommended, relative to the recommended"""
+    low: float
+    high: float
+    within_noise: bool
+    edge: bool
+    """whether the best rate is the last one tried, so that a better one may lie beyond"""
+
+    def paragraph(self) -> str:
+        verdict = (
+            "That is within noise: nothing here speaks against the simpler of the two."
+            if self.within_noise
+            else "That is more than noise."
+        )
+        beyond = " Its rate is at the end of those tried: try --rates beyond it." if self.edge else ""
+        return (
+            f"For {self.stream}: {_named(self.balancer, self.rate)}. In steady state it left an imbalance of "
+            f"{self.imbalance:.4f}, {self.over_floor:.2f} times what chance alone leaves, and kept {self.affinity_kept:.2%} of "
+            f"the exact optimum's scores. Next came {_named(self.next_balancer, self.next_rate)} with "
+            f"{self.next_imbalance:.4f}, {self.difference:+.1%} (95% interval {self.low:+.1%} to {self.high:+.1%}). "
+            f"{verdict}{beyond} Cells were chosen on one half of the steady steps and judged on the other. A replay cannot "
+            "know how the router would have reacted: confirm by a short training."
+        )
+
+
+def run(request: Request) -> None:
+    """`equipoise tune`."""
+    from equipoise.arena.demo import CAUSAL
+
+    streams = catalogue.find(request.streams[0], seed=request.seed, steps=request.steps, tokens=request.tokens)
+    if len(streams) > 1:
+        raise ValueError(f"{request.streams[0]} has several layers: choose one of {', '.join(s.name for s in streams)}")
+    names = request.balancers or [name for name in CAUSAL if name != "none"]
+    if len(set(names)) < 2:
+        raise ValueError("tuning compares rules: name at least two, or none for all")
+    if streams[0].steps < FEWEST_STEPS:
+        raise ValueError(
+            f"{streams[0].name} has {streams[0].steps} steps: too few to tell, give at least {FEWEST_STEPS}"
+        )
+    cells = plan(streams, names, request.rates, devices=request.devices)
+    advice = advise(watched(cells, request.out, request.workers))
+    print(json.dumps(asdict(advice), indent=2) if request.as_json else advice.paragraph())
+
+
+def advise(results: Sequence[Result], seed: int = 0) -> Advice:
+    """The best rule at its best rate, against the best of the others. Results are of one stream."""
+    chosen: dict[str, Result] = {}
+    for result in sorted(results, key=lambda each: float(np.mean(_halves(each)[0]))):
+        chosen.setdefault(result.balancer, result)
+    best, other = list(chosen.values())[:2]
+    ours, theirs = _halves(best)[1], _halves(other)[1]
+    low, high = _interval(theirs - ours, seed)
+    level = float(ours.mean())
+    tried = [each.rate for each in results if each.balancer == best.balancer and each.rate is not None]
+    return Advice(
+        stream=best.stream,
+        balancer=best.balancer,
+        rate=best.rate,
+        imbalance=level,
+        over_floor=level / best.floor,
+        affinity_kept=best.affinity_kept,
+        next_balancer=other.balancer,
+        next_rate=other.rate,
+        next_imbalance=float(theirs.mean()),
+        difference=float((theirs - ours).mean()) / level,
+        low=low / level,
+        high=high / level,
+        within_noise=low <= 0 <= high,
+        edge=len(tried) > 1
+        and best.rate in (min(tried), max(tried))
+        and (best.balancer, best.rate) != ("quantile", 1.0),
+    )
+
+
+def _halves(result: Result) -> list[np.ndarray]:
+    """The steady steps, cut in the middle."""
+    steady = np.asarray(result.imbalance[-max(2, len(result.imbalance) // 3) :])
+    return [steady[: len(steady) // 2], steady[len(steady) // 2 :]]
+
+
+def _interval(series: np.ndarray, seed: int) -> tuple[float, float]:
+    """95% of the mean, by blocks of about the square root of the steps, taken in a circle."""
+    steps = len(series)
+    length = max(1, round(steps**0.5))
+    starts = np.random.default_rng(seed).integers(0, steps, (DRAWS, -(-steps // length)))
+    places = (starts[:, :, None] + np.arange(length)).reshape(DRAWS, -1)[:, :steps] % steps
+    low, high = np.quantile(series[places].mean(1), (0.025, 0.975))
+    return float(low), float(high)
+
+
+def _named(balancer: str, rate: float | None) -> str:
+    if rate is None:
+        return f"{balancer}, which has no rate to choose" if balancer not in RATES else balancer
+    return f"{balancer} at rate {rate:g}"

@@ -1,0 +1,98 @@
+"""Cells: measures that are what they say, in parallel or not, and in a folder that can be gone on with."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import equipoise
+from equipoise.arena import catalogue
+from equipoise.arena.cells import KEYS, Cell, refer, run
+from equipoise.arena.contest import contest, plan
+
+SMALL = dataclasses.replace(
+    catalogue.SYNTHETIC["drift"], num_tokens=512, num_experts=16, top_k=2, steps=18, name="small"
+)
+
+
+@pytest.fixture(scope="module")
+def results():
+    return {
+        (each.balancer, each.rate): each
+        for each in contest(plan([SMALL], ["none", "deepseek", "quantile", "curvature", "base"], devices=4), workers=1)
+    }
+
+
+def test_every_rule_meets_the_same_scores(results):
+    assert len({each.imbalance[0] for each in results.values() if each.balancer != "base"}) == 1
+    assert results["curvature", None].steady_imbalance < results["none", None].steady_imbalance / 4
+
+
+def test_exact_assignments_keep_all_affinity(results):
+    """base solves the batch itself: perfect loads, the optimum's value up to its tolerance, nobody switched."""
+    exact = results["base", None]
+    assert max(exact.imbalance) < 1e-9
+    assert exact.affinity_kept == pytest.approx(1, abs=2e-4)
+    assert exact.switched == 0
+    assert exact.idle_share == pytest.approx(0, abs=1e-9)
+
+
+def test_no_balancing_keeps_more_than_the_optimum(results):
+    assert results["none", None].affinity_kept > 1.05
+    assert results["none", None].switched == 0
+    assert results["deepseek", 1e-2].switched > 0.05
+
+
+def test_figures_follow_from_the_series(results):
+    cell = results["quantile", 1.0]
+    assert cell.steady_imbalance == pytest.approx(np.mean(cell.imbalance[-6:]))
+    near = next((n for n, value in enumerate(cell.imbalance) if value <= 2 * cell.floor), None)
+    assert cell.steps_to_floor == near
+    assert list(cell.row()) == list(KEYS)
+
+
+def test_the_lag_one_limit_is_the_batch_before(results):
+    """By hand: the optimum of each of the last batches, on the batch after it."""
+    seen = []
+    for step in range(SMALL.steps - 8, SMALL.steps - 1):
+        shift = equipoise.solve(SMALL.batch(step).scores.numpy(), 2).shift
+        after = equipoise.evaluate(SMALL.batch(step + 1).scores.numpy(), 2, shift)
+        seen.append(after.imbalance)
+    assert results["none", None].lag_one == pytest.approx(np.mean(seen), rel=0.03)
+
+
+def test_a_smaller_tally_still_balances():
+    reference = refer(SMALL)
+    (whole,), (eighth,) = (run([Cell(SMALL, "quantile", 0.5, 4, every)], reference) for every in (1, 8))
+    assert whole.steady_imbalance < eighth.steady_imbalance < 0.8
+
+
+def test_finished_cells_are_not_run_again(tmp_path):
+    cells = plan([SMALL], ["none", "curvature"], devices=4)
+    first = contest(cells[:1], out=tmp_path, workers=1)
+    (file,) = tmp_path.glob("small-none-*.json")
+    file.write_text(json.dumps({**json.loads(file.read_text()), "switched": 0.25}))
+    done = []
+    again = contest(cells, out=tmp_path, workers=1, on_cell=done.append)
+    assert done == [1, 1]
+    assert (again[0].switched, first[0].switched) == (0.25, 0)
+    other = plan([dataclasses.replace(SMALL, seed=1)], ["none"], devices=4)
+    assert contest(other, out=tmp_path, workers=1)[0].switched == 0
+
+
+def test_processes_give_the_same(results, tmp_path):
+    names = ["quantile", "curvature"]
+    torch.set_num_threads(1)
+    for each in contest(plan([SMALL], names, devices=4), out=tmp_path, workers=2):
+        assert each.row() == results[each.balancer, each.rate].row()
+
+
+def test_mistakes_are_told_before_anything_runs():
+    with pytest.raises(ValueError, match="did you mean 'deepseek'"):
+        plan([SMALL], ["deepsek"])
+    with pytest.raises(ValueError, match="acts through the loss"):
+        plan([SMALL], ["aux"])
+    with pytest.raises(ValueError, match="do not divide over 5 devices"):
+        plan([SMALL], ["none"], devices=5)

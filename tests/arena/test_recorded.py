@@ -1,0 +1,53 @@
+"""Recorded streams give back what a trace was given, from a map of its files."""
+
+import numpy as np
+import pytest
+
+from equipoise.arena import catalogue
+from equipoise.arena.recorded import Recorded, mapped
+from equipoise.trace import TraceError, TraceWriter
+
+
+def write(folder, whole, steps=5, rows=96, **about):
+    dice = np.random.default_rng(0)
+    batches = dice.random((steps, rows, 8), np.float32)
+    with TraceWriter(folder, top_k=2, layers=["first", "second"], about=about) as writer:
+        for layer in ("first", "second"):
+            for step, scores in enumerate(batches, 1):
+                loads = np.full(8, 2 * rows // 8)
+                writer.append(
+                    step, layer, shift=np.zeros(8), shift_after=np.zeros(8), loads=loads, scores=scores, whole=whole
+                )
+    return batches
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_scores_come_back(tmp_path, whole):
+    batches = write(tmp_path / "trace", whole)
+    stream = Recorded.of(tmp_path / "trace", "second")
+    assert (stream.steps, stream.num_tokens, stream.num_experts, stream.top_k) == (5, 96, 8, 2)
+    for step in (4, 0, 2):
+        np.testing.assert_array_equal(stream.batch(step).scores.numpy(), batches[step])
+
+
+def test_files_are_mapped(tmp_path):
+    batches = write(tmp_path / "trace", whole=True)
+    scores = mapped(tmp_path / "trace/000/000000003.whole.npz", "scores")
+    assert isinstance(scores, np.memmap)
+    np.testing.assert_array_equal(scores, batches[2])
+
+
+def test_names_find_layers(tmp_path):
+    write(tmp_path / "run/trace", whole=False, sequence_length=16)
+    streams = catalogue.find(str(tmp_path / "run"), steps=3)
+    assert [stream.name for stream in streams] == ["run:first", "run:second"]
+    assert {stream.block for stream in streams} == {16}
+    assert {stream.steps for stream in streams} == {3}
+    assert [stream.name for stream in catalogue.find(f"{tmp_path}/run:second")] == ["run:second"]
+
+
+def test_a_trace_without_scores_is_told(tmp_path):
+    with TraceWriter(tmp_path / "trace", top_k=2, layers=1) as writer:
+        writer.append(1, 0, shift=np.zeros(8), shift_after=np.zeros(8), loads=np.full(8, 4))
+    with pytest.raises(TraceError, match="no scores of layer"):
+        Recorded.of(tmp_path / "trace")

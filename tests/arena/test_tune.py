@@ -1,0 +1,46 @@
+"""tune chooses on one half, judges on the other, and says when it cannot tell."""
+
+import numpy as np
+import pytest
+
+from equipoise.arena.cells import Result
+from equipoise.arena.command import Request
+from equipoise.arena.tune import advise, run
+
+
+def result(name, rate, level, seed, noise=0.01, steps=120):
+    series = level + noise * np.random.default_rng(seed).standard_normal(steps)
+    figures = dict.fromkeys(("affinity_kept", "switched", "idle_share", "steady_max_violation", "lag_one"), 1.0)
+    return Result(
+        stream="s", balancer=name, rate=rate, steady_imbalance=level, over_floor=1.0, steps_to_floor=0, floor=0.02,
+        imbalance=series.tolist(), max_violation=series.tolist(), **figures,
+    )  # fmt: skip
+
+
+def test_a_clear_winner_is_told():
+    advice = advise(
+        [result("deepseek", 1e-3, 0.2, 0), result("deepseek", 1e-2, 0.06, 1), result("quantile", 1.0, 0.05, 2)]
+    )
+    assert (advice.balancer, advice.next_balancer, advice.next_rate) == ("quantile", "deepseek", 1e-2)
+    assert not advice.within_noise
+    assert advice.low < 0.2 < advice.high
+    assert "more than noise" in advice.paragraph()
+
+
+def test_noise_is_called_noise():
+    """Two rules that are alike: at most a few of twenty pairs may look different by chance."""
+    pairs = [(result("deepseek", 1e-3, 0.05, 2 * n), result("quantile", 1.0, 0.05, 2 * n + 1)) for n in range(20)]
+    assert sum(advise(pair).within_noise for pair in pairs) >= 14
+    assert "within noise" in next(a for a in map(advise, pairs) if a.within_noise).paragraph()
+
+
+def test_the_last_rate_tried_is_told():
+    tried = [result("deepseek", rate, level, n) for n, (rate, level) in enumerate([(1e-3, 0.2), (1e-2, 0.05)])]
+    assert "try --rates beyond" in advise([*tried, result("quantile", 1.0, 0.1, 9)]).paragraph()
+
+
+def test_too_little_to_tell_is_refused():
+    with pytest.raises(ValueError, match="at least two"):
+        run(Request(streams=["drift"], balancers=["deepseek"]))
+    with pytest.raises(ValueError, match="too few to tell"):
+        run(Request(streams=["drift"], steps=5))
