@@ -55,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_verify(verbs)
     _add_train(verbs)
     _add_plan(verbs)
+    _add_compare(verbs)
     return parser
 
 
@@ -191,3 +192,46 @@ def _plan(options: argparse.Namespace) -> None:
         return
     require("rich", extra="train")
     plan.show(made)
+
+
+def _add_compare(verbs: Any) -> None:
+    compare = verbs.add_parser(
+        "compare",
+        help="the paper's experiment: the same training under every scheme",
+        description="Train under every scheme from the same weights and data, measure each against the exact optimum, and "
+        "write a results folder. The same command goes on where it was stopped.",
+        epilog="examples:\n  equipoise compare --out results\n  equipoise compare --seeds 3 --schemes none deepseek curvature\n"
+        "  torchrun --nproc-per-node 8 -m equipoise compare --preset deepseekmoe-1b --out results",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    compare.add_argument("--out", default="results", metavar="FOLDER", help="default: %(default)s")
+    compare.add_argument("--preset", default="tiny", help="of every training (default: %(default)s)")
+    compare.add_argument("--schemes", nargs="+", metavar="NAME", help="which ones (default: all eight)")
+    compare.add_argument("--seeds", type=int, default=1, help="how many (default: %(default)s)")
+    compare.add_argument(
+        "--at-once", type=int, metavar="N", help="trainings side by side (default: a core each, at most 2)"
+    )
+    compare.add_argument("--steps", type=int, help="instead of the preset's")
+    compare.add_argument("--data", help="instead of the preset's")
+    compare.add_argument("--json", action="store_true", help="print the table as JSON")
+    compare.set_defaults(run=_compare)
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from equipoise.experiments import compare, table
+
+    changes = {name: value for name in ("steps", "data") if (value := getattr(options, name)) is not None}
+    rows = compare.compare(
+        options.out,
+        preset=options.preset,
+        schemes=options.schemes,
+        seeds=options.seeds,
+        at_once=options.at_once,
+        **changes,
+    )
+    if not rows:
+        return  # not the first rank
+    if options.json:
+        print(json.dumps(rows, indent=2))
+    else:
+        table.show(rows)
