@@ -1,5 +1,5 @@
 # Two commands on a fresh machine, nothing before them:
-#   make demo     the balancers at work
+#   make demo     the paper's experiment, small: eight schemes, a table and a page (results/report.html)
 #   make test     the tests
 #
 # PYTHON       the interpreter that makes the environment     make test PYTHON=python3.12
@@ -33,7 +33,7 @@ $(BENCH_INSTALLED): $(INSTALLED)
 	@touch $@
 
 demo: $(INSTALLED)
-	$(BIN)/equipoise demo
+	$(BIN)/equipoise compare --out results
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -m "not slow"

@@ -56,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_train(verbs)
     _add_plan(verbs)
     _add_compare(verbs)
+    _add_report(verbs)
     return parser
 
 
@@ -234,4 +235,26 @@ def _compare(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(rows, indent=2))
     else:
+        from equipoise.report import report
+
         table.show(rows)
+        print(f"the page: {report(options.out)}")
+
+
+def _add_report(verbs: Any) -> None:
+    report = verbs.add_parser(
+        "report",
+        help="a results folder as one HTML page",
+        description="A page that needs nothing else, of a comparison or a single training, and each figure's data as CSV.",
+        epilog="examples:\n  equipoise report results\n  equipoise report runs/a --out a.html",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    report.add_argument("folder", metavar="FOLDER", help="of `equipoise compare` or `equipoise train`")
+    report.add_argument("--out", metavar="FILE", help="default: report.html in the folder")
+    report.set_defaults(run=_report)
+
+
+def _report(options: argparse.Namespace) -> None:
+    from equipoise.report import report
+
+    print(report(options.folder, options.out))

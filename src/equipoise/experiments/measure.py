@@ -3,9 +3,10 @@
 The last checkpoint is loaded and every validation batch goes through it once. For each batch and MoE layer, with scores (T, E),
 the exact optimum with even loads is solved (equipoise.assignment), and beside it stands what the run's own shift chose:
 
-    given_up    (optimum - chosen) / optimum: affinity lost against the best even assignment; below 0 where uneven loads keep more
-    dual_gap    (dual(shift) - optimum) / optimum: the same plus the price of uneven loads; never below 0, and 0 only if the shift
-                is optimal. Top-K of scores + shift is optimal for the loads it makes, so this is all there is to gain
+    given_up    (optimum - chosen) / optimum: affinity lost against the best even assignment; below 0 where uneven loads keep
+                more
+    dual_gap    (dual(shift) - optimum) / optimum: the same plus the price of uneven loads; never below 0, and 0 only if the
+                shift is optimal. Top-K of scores + shift is optimal for the loads it makes, so this is all there is to gain
     idle_share  device time lost waiting for the fullest of 8 devices, in each forward
 
 The theorems' verdicts on the run's trace are there too.

@@ -25,8 +25,8 @@ def show(rows: list[dict[str, Any]]) -> None:
 
     made = Table(
         title="The same training under every scheme",
-        caption="u: tuned for the preset (the paper's); idle: share of 8 devices' time spent waiting; given up: affinity against "
-        "the exact even optimum, below 0 where uneven loads keep more; dual gap: that plus the price of unevenness",
+        caption="u: tuned for the preset (the paper's); idle: share of 8 devices' time spent waiting; given up: affinity "
+        "against the exact even optimum, below 0 where uneven loads keep more; dual gap: that plus the price of unevenness",
         box=SIMPLE,
         padding=(0, 0, 0, 1),
     )
