@@ -7,8 +7,8 @@ from typing import Any
 from equipoise.extras import require
 
 COLUMNS = {
-    "val. loss": ("validation_loss", "{:.4f}"),
-    "imbalance": ("imbalance", "{:.4f}"),
+    "loss": ("validation_loss", "{:.4f}"),
+    "imbal.": ("imbalance", "{:.4f}"),
     "MaxVio": ("max_violation", "{:.3f}"),
     "idle": ("idle_share", "{:.1%}"),
     "given up": ("given_up", "{:+.2%}"),
@@ -18,16 +18,15 @@ COLUMNS = {
 
 def show(rows: list[dict[str, Any]]) -> None:
     require("rich", extra="train")
-    from rich.box import SIMPLE
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     made = Table(
         title="The same training under every scheme",
-        caption="u: tuned for the preset (the paper's); idle: share of 8 devices' time spent waiting; given up: affinity "
+        caption="u: for this preset / the paper's; loss and imbalance of the validation set; idle: share of 8 devices' time spent waiting; given up: affinity "
         "against the exact even optimum, below 0 where uneven loads keep more; dual gap: that plus the price of unevenness",
-        box=SIMPLE,
+        box=None,
         padding=(0, 0, 0, 1),
     )
     made.add_column("scheme", no_wrap=True)
@@ -43,7 +42,7 @@ def cells(row: dict[str, Any]) -> list[str]:
     paper = row["paper"]
     return [
         row["label"] + (f" ({len(row['failed'])} failed)" if row["failed"] else ""),
-        f"{_number(row['update_rate'], '{:g}')} ({_number(paper['update_rate'], '{:g}')})",
+        f"{_number(row['update_rate'], '{:g}')}/{_number(paper['update_rate'], '{:g}')}",
         *(_spread(row, name, form) for name, form in COLUMNS.values()),
     ]
 
