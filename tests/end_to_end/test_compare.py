@@ -11,7 +11,7 @@ def test_compare_makes_a_table_and_a_page(tmp_path):
     (tmp_path / "manual.txt").write_text("\n".join(topics.values()))
 
     def compare(*flags):
-        words = "compare --steps 2 --schemes none quantile --data manual.txt --out results".split()
+        words = ["compare", "--steps", "2", "--schemes", "none", "quantile", "--data", "manual.txt", "--out", "results"]
         return subprocess.run(
             [sys.executable, "-m", "equipoise", *words, *flags],
             cwd=tmp_path,

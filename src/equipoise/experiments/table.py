@@ -24,8 +24,9 @@ def show(rows: list[dict[str, Any]]) -> None:
 
     made = Table(
         title="The same training under every scheme",
-        caption="u: for this preset / the paper's; loss and imbalance of the validation set; idle: share of 8 devices' time spent waiting; given up: affinity "
-        "against the exact even optimum, below 0 where uneven loads keep more; dual gap: that plus the price of unevenness",
+        caption="u: for this preset / the paper's; loss and imbalance of the validation set; idle: share of 8 devices' time "
+        "spent waiting; given up: affinity against the exact even optimum, below 0 where uneven loads keep more; dual gap: "
+        "that plus the price of unevenness",
         box=None,
         padding=(0, 0, 0, 1),
     )

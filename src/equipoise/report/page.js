@@ -44,7 +44,7 @@ function drawFrames(id, series, log) {
       const bars = [{ type: "bar", x: one.x, y: frame.y, marker: { color: COLORS[n % COLORS.length] }, hovertemplate: "%{x:.4f}: %{y:.4f}<extra></extra>" }];
       const extra = { bargap: 0, margin: { l: 40, r: 6, t: 26, b: 26 }, title: { text: one.label, font: { size: 13 }, x: 0.02, y: 0.97, yanchor: "top" } };
       const width = one.x[1] - one.x[0];
-      const xaxis = { range: [one.x[0] - width / 2, one.x[one.x.length - 1] + width / 2], nticks: 5 };
+      const xaxis = { range: [one.x[0] - width / 2, one.x[one.x.length - 1] + width / 2], nticks: 4, tickangle: 0 };
       const yaxis = log ? { type: "log", range, dtick: 2, exponentformat: "power" } : { range, nticks: 4 };
       Plotly.react(grid.children[n].firstChild, bars, layout({ ...extra, xaxis, yaxis, showlegend: false }), CONFIG);
     });
