@@ -1,13 +1,17 @@
 """The comparison: same start, nothing repeated, nothing lost."""
 
 import json
+import os
+import signal
+import threading
+import time
 
 import pytest
 
 from equipoise.experiments import jobs
 from equipoise.experiments.compare import compare, plan_runs, watching
 from equipoise.experiments.schemes import SCHEMES, chosen, configure
-from equipoise.training import train
+from equipoise.training import Stopped, train
 
 
 @pytest.fixture
@@ -94,3 +98,23 @@ def test_wrong_names_are_told():
 def test_large_batches_are_not_kept_whole():
     assert watching("tiny", {})["trace_scores"] == 1024
     assert watching("deepseekmoe-1b", {})["trace_scores"] == 0
+
+
+@pytest.mark.slow
+def test_stopped_runs_go_on(tmp_path, settings):
+    planned = plan_runs(tmp_path, "tiny", ["none"], 1, {**settings, "steps": 2000})
+    written = planned[0].folder / "metrics.jsonl"
+
+    def stop():
+        while not written.exists() or written.stat().st_size < 2000:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop, daemon=True).start()
+    with pytest.raises(Stopped, match="goes on where it was"):
+        jobs.run(planned)
+    [kept] = (planned[0].folder / "checkpoints").glob("step-*")
+    assert 0 < int(kept.name.removeprefix("step-")) < 2000
+    assert not planned[0].finished
+    assert jobs.run(planned) == {}
+    assert planned[0].finished
