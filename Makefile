@@ -1,5 +1,5 @@
 # Two commands on a fresh machine, nothing before them:
-#   make demo     the balancers at work
+#   make demo     the paper's experiment, small: eight schemes, a table and a page (results/report.html)
 #   make test     the tests
 #
 # PYTHON       the interpreter that makes the environment     make test PYTHON=python3.12
@@ -28,7 +28,7 @@ $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 demo: $(INSTALLED)
-	$(BIN)/equipoise demo
+	$(BIN)/equipoise compare --out results
 
 # Two workers with a thread each: most tests are many small operations, which two threads do no faster than one.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2

@@ -59,6 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_arena(verbs)
     _add_tune(verbs)
     _add_record(verbs)
+    _add_compare(verbs)
+    _add_report(verbs)
     return parser
 
 
@@ -351,3 +353,68 @@ def _record(options: argparse.Namespace) -> None:
     print(
         f"{options.out}: {options.batches} batches of {len(trace.layers)} layers. Next: equipoise arena {options.out}"
     )
+
+
+def _add_compare(verbs: Any) -> None:
+    compare = verbs.add_parser(
+        "compare",
+        help="the paper's experiment: the same training under every scheme",
+        description="Train under every scheme from the same weights and data, measure each against the exact optimum, and "
+        "write a results folder. The same command goes on where it was stopped.",
+        epilog="examples:\n  equipoise compare --out results\n  equipoise compare --seeds 3 --schemes none deepseek curvature\n"
+        "  torchrun --nproc-per-node 8 -m equipoise compare --preset deepseekmoe-1b --out results",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    compare.add_argument("--out", default="results", metavar="FOLDER", help="default: %(default)s")
+    compare.add_argument("--preset", default="tiny", help="of every training (default: %(default)s)")
+    compare.add_argument("--schemes", nargs="+", metavar="NAME", help="which ones (default: all eight)")
+    compare.add_argument("--seeds", type=int, default=1, help="how many (default: %(default)s)")
+    compare.add_argument(
+        "--at-once", type=int, metavar="N", help="trainings side by side (default: a core each, at most 2)"
+    )
+    compare.add_argument("--steps", type=int, help="instead of the preset's")
+    compare.add_argument("--data", help="instead of the preset's")
+    compare.add_argument("--json", action="store_true", help="print the table as JSON")
+    compare.set_defaults(run=_compare)
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from equipoise.experiments import compare, table
+
+    changes = {name: value for name in ("steps", "data") if (value := getattr(options, name)) is not None}
+    rows = compare.compare(
+        options.out,
+        preset=options.preset,
+        schemes=options.schemes,
+        seeds=options.seeds,
+        at_once=options.at_once,
+        **changes,
+    )
+    if not rows:
+        return  # not the first rank
+    if options.json:
+        print(json.dumps(rows, indent=2))
+    else:
+        from equipoise.report import report
+
+        table.show(rows)
+        print(f"the page: {report(options.out)}")
+
+
+def _add_report(verbs: Any) -> None:
+    report = verbs.add_parser(
+        "report",
+        help="a results folder as one HTML page",
+        description="A page that needs nothing else, of a comparison or a single training, and each figure's data as CSV.",
+        epilog="examples:\n  equipoise report results\n  equipoise report runs/a --out a.html",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    report.add_argument("folder", metavar="FOLDER", help="of `equipoise compare` or `equipoise train`")
+    report.add_argument("--out", metavar="FILE", help="default: report.html in the folder")
+    report.set_defaults(run=_report)
+
+
+def _report(options: argparse.Namespace) -> None:
+    from equipoise.report import report
+
+    print(report(options.folder, options.out))

@@ -1,0 +1,122 @@
+"""measure: what a finished run is worth beyond its loss, written to measured.json in its folder.
+
+The last checkpoint is loaded and every validation batch goes through it once. For each batch and MoE layer, with scores (T, E),
+the exact optimum with even loads is solved (equipoise.assignment), and beside it stands what the run's own shift chose:
+
+    given_up    (optimum - chosen) / optimum: affinity lost against the best even assignment; below 0 where uneven loads keep
+                more
+    dual_gap    (dual(shift) - optimum) / optimum: the same plus the price of uneven loads; never below 0, and 0 only if the
+                shift is optimal. Top-K of scores + shift is optimal for the loads it makes, so this is all there is to gain
+    idle_share  device time lost waiting for the fullest of 8 devices, in each forward
+
+The theorems' verdicts on the run's trace are there too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.assignment import evaluate
+from equipoise.routing import idle_share
+from equipoise.theorems import verify
+from equipoise.trace import Trace
+from equipoise.training.batches import validation_batches
+from equipoise.training.checkpoint import Checkpoints
+from equipoise.training.config import Config, read
+from equipoise.training.corpus import prepare
+from equipoise.training.distributed import World
+from equipoise.training.files import write_json
+from equipoise.training.scores import watch_scores
+from equipoise.training.trainer import Trainer
+
+FILE = "measured.json"
+FORMAT = 1
+DEVICES = 8
+BATCHES = 8
+"""validation batches that are solved"""
+
+
+def measure(folder: Path) -> dict[str, Any]:
+    """Measure a finished run, or read what was measured before."""
+    path = folder / FILE
+    if path.exists():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found.get("format") == FORMAT:
+            return found
+    config = read(folder / "config.yaml")
+    measured = {"format": FORMAT, **against_optimum(load(folder, config)), "verdicts": verdicts(folder)}
+    write_json(path, measured)
+    return measured
+
+
+def load(folder: Path, config: Config) -> Trainer:
+    """The model of a run's last checkpoint, on this process alone."""
+    corpus = prepare(config.data, vocab_size=config.model.vocab_size, tokenizer=config.tokenizer)
+    kind = config.device if config.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    world = World(0, 1, torch.device(kind))
+    trainer = Trainer(config, corpus, world)
+    tensors = trainer.tensors()
+    about = Checkpoints(folder / "checkpoints", world, 1).load(tensors, config.to_dict(), corpus.digest)
+    if about is None or about["step"] != config.steps:
+        raise ValueError(f"{folder} has no checkpoint of its last step, {config.steps}: train it again")
+    return trainer
+
+
+@torch.no_grad()
+def against_optimum(trainer: Trainer) -> dict[str, Any]:
+    """Means over validation batches and layers."""
+    trainer.model.eval()
+    rows: list[dict[str, float]] = []
+    loads: dict[str, list[np.ndarray]] = {name: [] for name in trainer.balancers}
+    for tokens, targets in _validation(trainer):
+        with watch_scores(trainer.net) as scores:
+            trainer.model(tokens.to(trainer.world.device), targets.to(trainer.world.device))
+        for name, seen in scores.items():
+            row, counted = _beside_optimum(seen.numpy(), trainer, name)
+            rows.append(row)
+            loads[name].append(counted)
+    return {
+        "batches": len(rows) // len(loads),
+        "devices": DEVICES,
+        **{key: float(np.mean([row[key] for row in rows])) for key in rows[0]},
+        "idle_share": _idle(loads),
+    }
+
+
+def _validation(trainer: Trainer) -> Iterator[tuple[Tensor, Tensor]]:
+    """The first validation batches, of the size that a forward of the training had."""
+    config, S = trainer.config, trainer.config.model.sequence_length
+    batches = validation_batches(trainer.corpus.validation, S, trainer.micro_batch, config.validation_sequences)
+    return islice(batches, BATCHES)
+
+
+def _beside_optimum(scores: np.ndarray, trainer: Trainer, name: str) -> tuple[dict[str, float], np.ndarray]:
+    shift = getattr(trainer.balancers[name], "shift", None)
+    found = evaluate(
+        scores,
+        trainer.config.model.top_k,
+        np.zeros(scores.shape[1]) if shift is None else shift.detach().cpu().double().numpy(),
+    )
+    value = found.optimum.value
+    row = {"given_up": found.given_up, "dual_gap": max(0.0, found.dual_gap / value), "batch_imbalance": found.imbalance}
+    return row, found.loads
+
+
+def _idle(loads: dict[str, list[np.ndarray]]) -> float | None:
+    """Over layers and forwards; None where the experts do not divide over the devices."""
+    forwards = np.concatenate([np.stack(each) for each in loads.values()])
+    return None if forwards.shape[1] % DEVICES else float(idle_share(torch.from_numpy(forwards), DEVICES))
+
+
+def verdicts(folder: Path) -> list[dict[str, Any]]:
+    if not (folder / "trace" / "trace.json").exists():
+        return []
+    return [verdict._asdict() for verdict in verify(Trace.open(folder / "trace"), batches=6)]

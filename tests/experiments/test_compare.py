@@ -1,0 +1,120 @@
+"""The comparison: same start, nothing repeated, nothing lost."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from equipoise.experiments import jobs
+from equipoise.experiments.compare import compare, plan_runs, watching
+from equipoise.experiments.schemes import SCHEMES, chosen, configure
+from equipoise.training import Stopped, train
+
+
+@pytest.fixture
+def trained_here(monkeypatch):
+    """Trainings in this process, which has torch already; the names of those that were made."""
+    made = []
+
+    def run(planned, *, at_once=1):
+        for job in planned:
+            jobs.refuse_another(job)
+            if not job.finished:
+                made.append(job.name)
+                train(job.config)
+        return {}
+
+    monkeypatch.setattr("equipoise.experiments.compare.run", run)
+    return made
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_all_start_alike(tmp_path, settings, trained_here):
+    rows = compare(tmp_path, schemes=["none", "deepseek", "curvature_ahead"], **settings)
+    assert [row["name"] for row in rows] == ["none", "deepseek", "curvature_ahead"]
+    first = [metrics(tmp_path / "runs" / f"{row['name']}-0")[0] for row in rows]
+    assert len({(row["loss"], row["imbalance"]) for row in first}) == 1
+    for row in rows:
+        assert row["dual_gap"] >= 0
+        assert row["given_up"] <= row["dual_gap"] + 1e-9
+        assert 0 <= row["idle_share"] < 1
+    assert json.loads((tmp_path / "table.json").read_text()) == rows
+
+
+def test_finished_runs_are_not_repeated(tmp_path, settings, trained_here):
+    first = compare(tmp_path, schemes=["none"], **settings)
+    again = compare(tmp_path, schemes=["none", "quantile"], **settings)
+    assert trained_here == ["none-0", "quantile-0"]
+    assert again[0] == first[0]
+
+
+def test_seeds_give_means_and_spread(tmp_path, settings, trained_here):
+    [row] = compare(tmp_path, schemes=["none"], seeds=2, **settings)
+    losses = [json.loads((tmp_path / f"runs/none-{n}/result.json").read_text())["validation_loss"] for n in (0, 1)]
+    assert row["validation_loss"] == pytest.approx(sum(losses) / 2)
+    assert row["validation_loss_spread"] == pytest.approx(abs(losses[0] - losses[1]) / 2**0.5)
+
+
+def test_other_settings_are_refused(tmp_path, settings, trained_here):
+    compare(tmp_path, schemes=["none"], **settings)
+    with pytest.raises(ValueError, match="steps: 4 there, 5 here"):
+        compare(tmp_path, schemes=["none"], **{**settings, "steps": 5})
+
+
+def test_processes_fail_alone_and_are_recorded(tmp_path, settings):
+    planned = plan_runs(tmp_path, "tiny", ["none", "quantile"], 1, settings)
+    (planned[0].folder).mkdir(parents=True)
+    (planned[0].folder / "trace").write_text("where a folder should be")
+    failed = jobs.run(planned, at_once=2)
+    assert list(failed) == ["none-0"]
+    assert "exit code" in jobs.failure(planned[0].folder)
+    assert planned[1].finished
+
+
+def test_a_folder_has_one_owner(tmp_path):
+    with jobs.locked(tmp_path), pytest.raises(ValueError, match="another process is at work"), jobs.locked(tmp_path):
+        pass
+    with jobs.locked(tmp_path):
+        pass  # it was let go
+
+
+def test_tuned_rates_are_used():
+    for scheme in SCHEMES:
+        assert configure(scheme, "tiny").update_rate == scheme.update_rate("tiny")
+        assert configure(scheme, "small").update_rate == scheme.paper_update_rate
+
+
+def test_wrong_names_are_told():
+    with pytest.raises(ValueError, match="did you mean 'deepseek'"):
+        chosen(["deepsek"])
+
+
+def test_large_batches_are_not_kept_whole():
+    assert watching("tiny", {})["trace_scores"] == 1024
+    assert watching("deepseekmoe-1b", {})["trace_scores"] == 0
+
+
+@pytest.mark.slow
+def test_stopped_runs_go_on(tmp_path, settings):
+    planned = plan_runs(tmp_path, "tiny", ["none"], 1, {**settings, "steps": 2000})
+    written = planned[0].folder / "metrics.jsonl"
+
+    def stop():
+        while not written.exists() or written.stat().st_size < 2000:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop, daemon=True).start()
+    with pytest.raises(Stopped, match="goes on where it was"):
+        jobs.run(planned)
+    [kept] = (planned[0].folder / "checkpoints").glob("step-*")
+    assert 0 < int(kept.name.removeprefix("step-")) < 2000
+    assert not planned[0].finished
+    assert jobs.run(planned) == {}
+    assert planned[0].finished

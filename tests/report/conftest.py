@@ -1,0 +1,64 @@
+"""A small comparison made once, and its page in a real browser."""
+
+import shutil
+
+import pytest
+
+from equipoise.experiments.compare import compare
+from equipoise.report import report
+from equipoise.training import train
+from tests.training.conftest import own_cache, texts  # noqa: F401  fixtures of the trainings
+from tests.training.micro import MODEL
+
+SETTINGS = {
+    "steps": 4,
+    "batch_size": 4,
+    "warmup_steps": 1,
+    "validation_sequences": 8,
+    "evaluate_every": 2,
+    "model": MODEL,
+}
+SCHEMES = ["none", "deepseek", "inverse_sqrt", "quantile"]
+
+
+@pytest.fixture(scope="session")
+def results(texts, tmp_path_factory):  # noqa: F811
+    folder = tmp_path_factory.mktemp("results")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("equipoise.experiments.compare.run", lambda jobs, **_: [train(job.config) for job in jobs])
+        compare(folder, schemes=SCHEMES, data=str(texts), **SETTINGS)
+    report(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: the page is not looked at")
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
+        pytest.skip("no chromium on this machine: the page is not looked at")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(browser, results):
+    """Opens a page and gives it with the console's errors; `width` and `scheme` as a reader would have them."""
+    contexts = []
+
+    def open_page(path=results / "report.html", width=1280, scheme="light"):
+        contexts.append(
+            browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
+        )
+        page, errors = contexts[-1].new_page(), []
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(path.as_uri())
+        page.wait_for_selector("body[data-ready=yes]", timeout=60_000)
+        return page, errors
+
+    yield open_page
+    for context in contexts:
+        context.close()
