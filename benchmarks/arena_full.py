@@ -83,7 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--tally-every", type=int, default=1)
-    parser.add_argument("--streams", nargs="+", default=list(catalogue.DEFAULT))
+    parser.add_argument("--streams", nargs="+", default=list(catalogue.SYNTHETIC))
     parser.add_argument("--steps", type=int, help="instead of the streams' own")
     parser.add_argument("--quick", action="store_true", help="rivals at fewer rates")
     options = parser.parse_args()

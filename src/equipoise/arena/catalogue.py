@@ -47,7 +47,10 @@ SYNTHETIC: dict[str, Synthetic] = {
         _large("e896", 896, 16),
     )
 }
-DEFAULT = tuple(SYNTHETIC)
+DEFAULT = (
+    "uniform", "beta", "softmax", "drift", "swap", "dying", "topics", "sequences", "heavy", "padding", "e256-groups",
+)  # fmt: skip
+"""what `equipoise arena` runs by itself; the others are the slow ones, and those that tell little more"""
 
 
 def find(name: str, *, seed: int = 0, steps: int | None = None, tokens: int | None = None) -> list[Stream]:
