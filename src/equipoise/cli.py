@@ -263,25 +263,19 @@ def _add_contest_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
 
 
+def _contest(options: argparse.Namespace, **more: Any) -> Any:
+    """What was asked of arena and of tune."""
+    from equipoise.arena import command
+
+    same = ("balancers", "rates", "steps", "tokens", "seed", "devices", "out", "workers")
+    return command.Request(**{name: getattr(options, name) for name in same}, as_json=options.json, **more)
+
+
 def _arena(options: argparse.Namespace) -> None:
     from equipoise.arena import command
 
-    command.run(
-        command.Request(
-            streams=options.streams,
-            balancers=options.balancers,
-            rates=options.rates,
-            steps=options.steps,
-            tokens=options.tokens,
-            seed=options.seed,
-            devices=options.devices,
-            tally_every=options.tally_every,
-            out=options.out,
-            workers=options.workers,
-            as_json=options.json,
-            every_rate=options.every_rate,
-        )
-    )
+    more = {"streams": options.streams, "tally_every": options.tally_every, "every_rate": options.every_rate}
+    command.run(_contest(options, **more))
 
 
 def _add_tune(verbs: Any) -> None:
@@ -304,22 +298,9 @@ def _add_tune(verbs: Any) -> None:
 
 
 def _tune(options: argparse.Namespace) -> None:
-    from equipoise.arena import command, tune
+    from equipoise.arena import tune
 
-    tune.run(
-        command.Request(
-            streams=[options.stream],
-            balancers=options.balancers,
-            rates=options.rates,
-            steps=options.steps,
-            tokens=options.tokens,
-            seed=options.seed,
-            devices=options.devices,
-            out=options.out,
-            workers=options.workers,
-            as_json=options.json,
-        )
-    )
+    tune.run(_contest(options, streams=[options.stream]))
 
 
 def _add_record(verbs: Any) -> None:
