@@ -30,9 +30,9 @@ def show(rows: list[dict[str, Any]]) -> None:
         box=None,
         padding=(0, 0, 0, 1),
     )
-    made.add_column("scheme", no_wrap=True)
-    for name in ("u", *COLUMNS):
-        made.add_column(name, justify="right", no_wrap=True)
+    one_seed = all(row["validation_loss_spread"] is None for row in rows)  # else a spread goes under its mean
+    for name in ("scheme", "u", *COLUMNS):
+        made.add_column(name, justify="left" if name == "scheme" else "right", no_wrap=one_seed)
     for row in rows:
         made.add_row(*(escape(cell) for cell in cells(row)))
     Console().print(made)
