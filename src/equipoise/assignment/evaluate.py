@@ -25,6 +25,7 @@ class Evaluation:
     experts: Array  # (T, K)
     loads: Array  # (E,) int64
     value: float  # sum of the chosen scores
+    dual_value: float  # the dual at this shift
     imbalance: float  # mean |load - target| / target, over experts with a target
     max_violation: float  # greatest load / target - 1
     optimum: Solution
@@ -38,9 +39,7 @@ class Evaluation:
     @property
     def dual_gap(self) -> float:
         """How far this shift is from an optimal dual, in value. Never below 0 but for rounding."""
-        return self._dual_value - self.optimum.value
-
-    _dual_value: float = 0.0
+        return self.dual_value - self.optimum.value
 
 
 def evaluate(scores: Any, top_k: int, shift: Any, *, target: Any = None, optimum: Solution | None = None) -> Evaluation:
@@ -65,6 +64,11 @@ def evaluate(scores: Any, top_k: int, shift: Any, *, target: Any = None, optimum
     asked = wanted > 0
     off = (loads - wanted)[asked] / wanted[asked]
     return Evaluation(
-        experts, loads, value, float(np.abs(off).mean()), float(off.max()), optimum,
-        _dual_value=best + float(problem.price(shift).sum()),
-    )  # fmt: skip
+        experts=experts,
+        loads=loads,
+        value=value,
+        dual_value=best + float(problem.price(shift).sum()),
+        imbalance=float(np.abs(off).mean()),
+        max_violation=float(off.max()),
+        optimum=optimum,
+    )

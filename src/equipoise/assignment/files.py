@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import zipfile
+import zlib
 from pathlib import Path
 from typing import IO, Any
 
@@ -55,9 +57,7 @@ def _open(path: Path, read: Any) -> Any:
     """Whatever a damaged file makes a parser say, say which file it was."""
     try:
         return read()
-    except OSError:
-        raise
-    except Exception as error:
+    except (ValueError, TypeError, KeyError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
 
 
