@@ -1,0 +1,166 @@
+"""The verbs that replay scores: demo, arena, tune, record."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from equipoise.extras import require
+
+
+def add(verbs: Any) -> None:
+    _add_demo(verbs)
+    _add_arena(verbs)
+    _add_tune(verbs)
+    _add_record(verbs)
+
+
+def _add_demo(verbs: Any) -> None:
+    demo = verbs.add_parser(
+        "demo",
+        help="the balancers at work on a stream of skewed, drifting scores",
+        description="Route a stream of skewed, drifting scores with every balancer and compare how even the loads become.",
+        epilog="examples:\n  equipoise demo\n  equipoise demo --drift 0.02 --balancers deepseek quantile\n"
+        "  equipoise demo --steps 50 --json > demo.json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    demo.add_argument("--balancers", nargs="+", metavar="NAME", help="which ones (default: all that set a shift)")
+    demo.add_argument("--steps", type=int, default=60, help="batches in the stream (default: %(default)s)")
+    demo.add_argument("--tokens", type=int, default=8192, help="tokens in a batch (default: %(default)s)")
+    demo.add_argument("--experts", type=int, default=64, help="experts (default: %(default)s)")
+    demo.add_argument("--top-k", type=int, default=6, help="experts each token takes (default: %(default)s)")
+    demo.add_argument(
+        "--drift", type=float, default=0.005, help="how fast the experts' likes wander (default: %(default)s)"
+    )
+    demo.add_argument("--seed", type=int, default=0, help="of the stream (default: %(default)s)")
+    demo.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
+    demo.set_defaults(run=_demo)
+
+
+def _demo(options: argparse.Namespace) -> None:
+    from equipoise.arena import demo
+
+    settings = demo.Settings(
+        tuple(options.balancers or demo.CAUSAL),
+        options.steps,
+        options.tokens,
+        options.experts,
+        options.top_k,
+        options.drift,
+        options.seed,
+    )
+    if options.json:
+        print(json.dumps([row._asdict() for row in demo.run(settings)], indent=2))
+        return
+    require("rich", extra="report")
+    demo.show(settings)
+
+
+def _add_arena(verbs: Any) -> None:
+    arena = verbs.add_parser(
+        "arena",
+        help="every balancer and rate on the same scores, made or recorded",
+        description="Replay streams of scores under every balancer and rate: how even, how fast, and at what cost.",
+        epilog="examples:\n  equipoise arena\n  equipoise arena drift --balancers deepseek curvature --rates 1e-4 1e-3\n"
+        "  equipoise arena runs/a/trace --out runs/arena       go on where it stopped by giving the same command again\n"
+        "  equipoise arena e256-groups --devices 64 --json > cells.json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    arena.add_argument(
+        "streams", nargs="*", metavar="STREAM", help="a built-in one, or a trace: FOLDER or FOLDER:LAYER"
+    )
+    arena.add_argument(
+        "--balancers", nargs="+", metavar="NAME", default=(), help="which ones (default: seven causal ones)"
+    )
+    arena.add_argument(
+        "--rates", nargs="+", type=float, metavar="U", help="for every rule that has a rate (default: its own)"
+    )
+    arena.add_argument("--tally-every", type=int, default=1, metavar="N", help="rules learn from every N-th token only")
+    arena.add_argument("--every-rate", action="store_true", help="show every rate in the table, not only the best")
+    _add_contest_options(arena)
+    arena.set_defaults(run=_arena)
+
+
+def _add_contest_options(verb: argparse.ArgumentParser) -> None:
+    """What arena and tune have in common."""
+    verb.add_argument("--steps", type=int, help="batches (default: the stream's own)")
+    verb.add_argument("--tokens", type=int, help="tokens in a batch of a built-in stream (default: its own)")
+    verb.add_argument("--seed", type=int, default=0, help="of built-in streams (default: %(default)s)")
+    verb.add_argument("--devices", type=int, help="that share the experts, for idle time (default: 8)")
+    verb.add_argument("--out", metavar="FOLDER", help="keep each cell's figures here, and go on with what is there")
+    verb.add_argument("--workers", type=int, metavar="N", help="processes (default: as many as processors)")
+    verb.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
+
+
+def _contest(options: argparse.Namespace, **more: Any) -> Any:
+    """What was asked of arena and of tune."""
+    from equipoise.arena import command
+
+    same = ("balancers", "rates", "steps", "tokens", "seed", "devices", "out", "workers")
+    return command.Request(**{name: getattr(options, name) for name in same}, as_json=options.json, **more)
+
+
+def _arena(options: argparse.Namespace) -> None:
+    from equipoise.arena import command
+
+    more = {"streams": options.streams, "tally_every": options.tally_every, "every_rate": options.every_rate}
+    command.run(_contest(options, **more))
+
+
+def _add_tune(verbs: Any) -> None:
+    tune = verbs.add_parser(
+        "tune",
+        help="which balancer and rate suit this stream of scores, with the evidence",
+        description="Replay a stream under the causal balancers at several rates, and recommend one if the evidence allows.",
+        epilog="examples:\n  equipoise tune drift\n  equipoise tune runs/a/trace:layers.1 --json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    tune.add_argument("stream", metavar="STREAM", help="a built-in one, or a layer of a trace: FOLDER:LAYER")
+    tune.add_argument(
+        "--balancers", nargs="+", metavar="NAME", default=(), help="which ones (default: all causal ones)"
+    )
+    tune.add_argument(
+        "--rates", nargs="+", type=float, metavar="U", help="for every rule that has a rate (default: its own)"
+    )
+    _add_contest_options(tune)
+    tune.set_defaults(run=_tune)
+
+
+def _tune(options: argparse.Namespace) -> None:
+    from equipoise.arena import tune
+
+    tune.run(_contest(options, streams=[options.stream]))
+
+
+def _add_record(verbs: Any) -> None:
+    record = verbs.add_parser(
+        "record",
+        help="run a trained model over text and keep its routers' scores",
+        description="Run the newest checkpoint of a training over text, and keep the scores of every router in a trace.",
+        epilog="examples:\n  equipoise record runs/a --out scores/a\n"
+        "  equipoise record runs/a --data my_texts/ --steps 50 --out scores/b\n"
+        "  equipoise arena scores/a",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    record.add_argument("folder", metavar="RUN", help="the folder of a training")
+    record.add_argument("--out", required=True, metavar="FOLDER", help="where the trace goes: a new folder")
+    record.add_argument(
+        "--data", help="a text file or folder, encoded by the training's tokenizer (default: its training texts)"
+    )
+    record.add_argument(
+        "--steps", dest="batches", type=int, default=30, metavar="N", help="batches (default: %(default)s)"
+    )
+    record.add_argument("--batch-size", type=int, help="sequences in a batch (default: the training's)")
+    record.set_defaults(run=_record)
+
+
+def _record(options: argparse.Namespace) -> None:
+    from equipoise.arena.record import record
+
+    trace = record(
+        options.folder, options.out, data=options.data, batches=options.batches, batch_size=options.batch_size
+    )
+    print(
+        f"{options.out}: {options.batches} batches of {len(trace.layers)} layers. Next: equipoise arena {options.out}"
+    )
