@@ -131,6 +131,23 @@ def test_bf16_is_near(implementation, gates_dtype):
         assert error < 0.02, f"{name}: {error}"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_onto_is_added_and_gets_its_gradient(implementation, dtype):
+    torch.manual_seed(0)
+    layer = Experts(E, 16, 24, implementation=implementation, init_std=0.5).to(dtype)
+    hidden, chosen, gates = torch.randn(50, 16, dtype=dtype), choices("some without"), torch.rand(50, 3, dtype=dtype)
+    base = torch.randn(50, 16, dtype=dtype, requires_grad=True)
+    apart = layer(hidden, chosen, gates) + base
+    together = layer(hidden, chosen, gates, onto=base * 1)  # a tensor it may write to
+    tolerance = 3e-2 if dtype == torch.bfloat16 else 1e-5  # apart, it is rounded twice
+    torch.testing.assert_close(together, apart, rtol=tolerance, atol=tolerance)
+    upstream = torch.randn(50, 16).to(dtype)
+    inputs = [base, layer.gate_up, layer.down]
+    for one, other in zip(*(torch.autograd.grad(out, inputs, upstream) for out in (together, apart)), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 @pytest.mark.parametrize("implementation", ["loop", "padded"])
 def test_gradients_pass_gradcheck(implementation):
     layer, (hidden, chosen, gates) = make_layer(implementation), make_batch("some without")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from equipoise.model.attention import Rotary, reference_heads
+from equipoise.model.attention import Rotary, turn
 
 B, S, H, D = 2, 10, 3, 8
 
@@ -36,11 +36,10 @@ def test_only_distance_matters():
     assert not torch.isclose(query[5] @ key[5], products[0])
 
 
-def test_the_slow_twin_agrees():
-    qkv, upstream = random_qkv(), torch.randn(3, B, S, H, D)
-    angles = rotary()
+def test_complex_and_plain_turns_agree():
+    qkv, upstream, angles = random_qkv(), torch.randn(3, B, S, H, D), rotary()
     results = []
-    for heads in (angles(qkv), reference_heads(qkv, angles.cos[:S], angles.sin[:S])):
+    for heads in (angles(qkv), turn(qkv, angles.cos[:S], angles.sin[:S])):
         (grad,) = torch.autograd.grad([(up * each).sum() for up, each in zip(upstream, heads, strict=True)], qkv)
         results.append((*heads, grad))
     for one, other in zip(*results, strict=True):

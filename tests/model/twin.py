@@ -47,7 +47,12 @@ def our_state(model):
         mine = {
             "attention_norm.weight": layer.input_layernorm.weight,
             "feed_forward_norm.weight": layer.post_attention_layernorm.weight,
-            "attention.qkv.weight": torch.cat([heads.q_proj.weight, heads.k_proj.weight, heads.v_proj.weight]),
+            "attention.qkv.weight": torch.cat(
+                [
+                    *(neighbours(each.weight, heads.head_dim) for each in (heads.q_proj, heads.k_proj)),
+                    heads.v_proj.weight,
+                ]
+            ),
             "attention.out.weight": heads.o_proj.weight,
             f"{shared}.gate_up.weight": torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]),
             f"{shared}.down.weight": mlp.down_proj.weight,
@@ -58,3 +63,8 @@ def our_state(model):
             mine["feed_forward.experts.down"] = layer.mlp.experts.down_proj
         state |= {f"blocks.{n}.{name}": weight for name, weight in mine.items()}
     return {name: weight.detach().clone() for name, weight in state.items()}
+
+
+def neighbours(weight, head_size):
+    """Rotary positions turn rows j and j + d/2 of a head in transformers, and neighbours in ours."""
+    return weight.view(-1, 2, head_size // 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)

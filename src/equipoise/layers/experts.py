@@ -38,7 +38,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-Run = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+Run = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
 class Experts(nn.Module):
@@ -82,17 +82,18 @@ class Experts(nn.Module):
         nn.init.normal_(self.gate_up, std=self.init_std)
         nn.init.normal_(self.down, std=self.init_std)
 
-    def forward(self, hidden: Tensor, experts: Tensor, gates: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, experts: Tensor, gates: Tensor, onto: Tensor | None = None) -> Tensor:
         """(T, D) from hidden (T, D), experts (T, K) int64 and gates (T, K), as `route` returns them.
 
-        Under autocast everything is cast as nn.Linear casts it. Gates may be more precise than hidden.
+        Under autocast everything is cast as nn.Linear casts it. Gates may be more precise than hidden. The result is added to
+        `onto` (T, D) if given, whose memory may be used for it: saves a pass where shared experts have something to add to.
         """
         _check(self, hidden, experts, gates)
         device = hidden.device.type
         hidden, gate_up, down = _cast_by_autocast(device, hidden, self.gate_up, self.down)
         run = IMPLEMENTATIONS[_fastest(hidden, down) if self.implementation == "auto" else self.implementation]
         with torch.autocast(device, enabled=False):
-            return run(hidden, experts, gates, gate_up, down)
+            return run(hidden, experts, gates, gate_up, down, onto)
 
     def extra_repr(self) -> str:
         E, D, width = self.down.shape
@@ -115,11 +116,13 @@ overhead of each call shows in small layers; more, and the rows of large ones le
 
 
 @torch.compiler.disable  # the sizes of blocks are read on the host, which breaks a graph anyway
-def _loop(hidden: Tensor, experts: Tensor, gates: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def _loop(
+    hidden: Tensor, experts: Tensor, gates: Tensor, gate_up: Tensor, down: Tensor, onto: Tensor | None = None
+) -> Tensor:
     order, counts = _sort_on_host(experts, len(down))
     sorted_gates = gates.flatten().index_select(0, order)
     keep = torch.is_grad_enabled() and any(each.requires_grad for each in (hidden, gates, gate_up, down))
-    return _Loop.apply(hidden, sorted_gates, gate_up, down, order // experts.shape[1], counts, keep)
+    return _Loop.apply(hidden, sorted_gates, gate_up, down, onto, order // experts.shape[1], counts, keep)
 
 
 class _Loop(torch.autograd.Function):
@@ -132,11 +135,14 @@ class _Loop(torch.autograd.Function):
         gates: Tensor,
         gate_up: Tensor,
         down: Tensor,
+        onto: Tensor | None,
         tokens: Tensor,
         counts: list[int],
         keep: bool,
     ) -> Tensor:
-        out = torch.zeros_like(hidden, dtype=_sum_dtype(hidden))
+        out = torch.zeros_like(hidden, dtype=_sum_dtype(hidden)) if onto is None else onto.to(_sum_dtype(hidden))
+        if out is onto:
+            ctx.mark_dirty(onto)
         kept = []
         for e, n, sizes in _runs(counts):
             x = hidden.index_select(0, tokens[n])
@@ -157,7 +163,8 @@ class _Loop(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         with torch.autocast(grad.device.type, enabled=False):
-            return *_loop_backward(grad, ctx.counts, ctx.needs_input_grad[:4], *ctx.saved_tensors), None, None, None
+            grads = _loop_backward(grad, ctx.counts, ctx.needs_input_grad[:4], *ctx.saved_tensors)
+        return *grads, grad if ctx.needs_input_grad[4] else None, None, None, None
 
 
 def _loop_backward(
@@ -233,10 +240,13 @@ def _runs(counts: list[int]) -> Iterator[tuple[slice, slice, list[int]]]:
 # -- grouped: all blocks in one call -----------------------------------------------------------------------------------
 
 
-def _grouped(hidden: Tensor, experts: Tensor, gates: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    if torch.compiler.is_compiling() and hidden.dtype != torch.bfloat16:
-        return _grouped_uncompiled(hidden, experts, gates, gate_up, down)  # inductor knows grouped_mm in bf16 only
-    return _grouped_anyhow(hidden, experts, gates, gate_up, down)
+def _grouped(
+    hidden: Tensor, experts: Tensor, gates: Tensor, gate_up: Tensor, down: Tensor, onto: Tensor | None = None
+) -> Tensor:
+    # inductor knows grouped_mm in bf16 only
+    unknown = torch.compiler.is_compiling() and hidden.dtype != torch.bfloat16
+    out = (_grouped_uncompiled if unknown else _grouped_anyhow)(hidden, experts, gates, gate_up, down)
+    return out if onto is None else onto + out
 
 
 def _grouped_anyhow(hidden: Tensor, experts: Tensor, gates: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
@@ -298,7 +308,9 @@ class _Collect(torch.autograd.Function):
 
 
 @torch.compiler.disable
-def _padded(hidden: Tensor, experts: Tensor, gates: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def _padded(
+    hidden: Tensor, experts: Tensor, gates: Tensor, gate_up: Tensor, down: Tensor, onto: Tensor | None = None
+) -> Tensor:
     (E, D, _), sum_dtype = down.shape, _sum_dtype(hidden)
     order, counts = _sort_on_host(experts, E)
     order, fullest = order[: sum(counts)], max(counts)
@@ -308,7 +320,8 @@ def _padded(hidden: Tensor, experts: Tensor, gates: Tensor, gate_up: Tensor, dow
     x = hidden.new_zeros(E * fullest, D).index_copy(0, slots, hidden.index_select(0, tokens))
     gate, up = torch.bmm(x.view(E, fullest, D), gate_up.mT).chunk(2, dim=-1)
     y = torch.bmm(F.silu(gate) * up, down.mT).view(-1, D).index_select(0, slots) * gates.unsqueeze(1)
-    return torch.zeros_like(hidden, dtype=sum_dtype).index_add(0, tokens, y.to(sum_dtype)).to(hidden.dtype)
+    start = torch.zeros_like(hidden, dtype=sum_dtype) if onto is None else onto.to(sum_dtype)
+    return start.index_add(0, tokens, y.to(sum_dtype)).to(hidden.dtype)
 
 
 # -- what they share ---------------------------------------------------------------------------------------------------

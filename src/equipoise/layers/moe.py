@@ -96,10 +96,9 @@ class MoE(nn.Module):
         """Transform hidden (..., D). mask (...) is True where a token is padding: it is transformed, but not counted."""
         routing, tally, penalty, sample = self.router(hidden, mask, sequences)
         flat = hidden.flatten(0, -2)
-        output = self.experts(flat, routing.experts, routing.gates.to(flat.dtype)).view_as(hidden)
-        if self.shared is not None:
-            output = output + self.shared(hidden)
-        return MoEOutput(output, routing, tally, penalty, sample)
+        shared = None if self.shared is None else self.shared(flat)
+        output = self.experts(flat, routing.experts, routing.gates.to(flat.dtype), onto=shared)
+        return MoEOutput(output.view_as(hidden), routing, tally, penalty, sample)
 
 
 def _sized(chosen: str | Balancer, num_experts: int, top_k: int) -> Balancer:

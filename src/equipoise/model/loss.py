@@ -63,8 +63,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         total = rows.new_zeros((), dtype=torch.float32)
         d_rows = torch.empty_like(rows)
         d_weight = torch.zeros_like(weight, dtype=torch.float32)
+        space = rows.new_empty(min(size, len(rows)), len(weight))  # fresh memory for every slice would be cold memory
         for part, target, d_part in zip(rows.split(size), targets.split(size), d_rows.split(size), strict=True):
-            logits = (part @ weight.T).float()
+            logits = torch.mm(part, weight.T, out=space[: len(part)]).float()
             largest = logits.amax(1)
             wanted = logits.gather(1, target.unsqueeze(1)).squeeze(1)
             powers = logits.sub_(largest.unsqueeze(1)).exp_()

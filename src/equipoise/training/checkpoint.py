@@ -27,7 +27,8 @@ from equipoise.training.config import differences
 from equipoise.training.distributed import World
 from equipoise.training.files import UNFINISHED, publish, remove_unfinished, write_json
 
-FORMAT = 1
+FORMAT = 2
+"""since 2, rotary positions turn neighbouring numbers of a head: with the weights of format 1 it would be another model"""
 WHOLE = "tensors.safetensors"
 MAY_CHANGE = {"out", "resume", "checkpoint_every", "keep_checkpoints"}
 """settings that have no influence on what is computed"""
@@ -123,7 +124,10 @@ def refuse_other_config(path: Path, there: dict[str, Any], here: dict[str, Any])
 
 def _check(path: Path, about: dict[str, Any], config: dict[str, Any], corpus: str) -> None:
     if about["format"] != FORMAT:
-        raise ValueError(f"{path} has format {about['format']}, this version reads {FORMAT}")
+        raise ValueError(
+            f"{path} has format {about['format']}, this version reads {FORMAT}: go on with the version that wrote it, or "
+            "choose another --out"
+        )
     refuse_other_config(path, about["config"], config)
     if about["corpus"] != corpus:
         raise ValueError(
