@@ -1,11 +1,16 @@
 """The curvature rule: what it counts, what it solves, and that nothing makes it lose its footing."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import equipoise
+from equipoise.arena import catalogue
+from equipoise.arena.cells import Cell, Reference, run
+from equipoise.arena.floor import floor
 from equipoise.arena.replay import replay
 from equipoise.arena.streams import DriftingLogits, sampling_floor
 from equipoise.balancing.curvature import CurvatureMove, count_pairs
@@ -105,6 +110,14 @@ def test_it_beats_quantile(stream, most):
     if not stream:
         assert final["curvature"] <= 1.1 * sampling_floor(2048, 16, 2)
         assert min(measured["imbalance"] for measured in history[:6]) <= 2 * sampling_floor(2048, 16, 2)
+
+
+@pytest.mark.parametrize(("name", "most"), [("sequences", 1.15), ("heavy", 2.0)])
+def test_noise_that_is_usual_moves_no_expert_alone(name, most):
+    """Loads scatter more here than those of independent tokens would. Taken for experts gone astray, it was 1.3 and 2.7."""
+    (stream,) = catalogue.find(name, seed=5, steps=60)
+    (result,) = run([Cell(stream, "curvature")], Reference(floor(stream), {str(stream.steps - 1): math.nan}))
+    assert result.over_floor < most
 
 
 def disliked(scores):
