@@ -1,7 +1,8 @@
 """The curvature rule against every rival tuned for the stream (`make bench-arena`). Minutes to an hour; see docs/curvature.md.
 
-For every built-in stream: all rivals at all rates on seed 0; the two best cells of different rules are then met by curvature on
-further seeds, which had no part in the choice. Differences are paired by seed, with the 95% interval of Student's law.
+For every built-in stream, and for the scores of every layer of `tiny` in training: all rivals at all rates on seed 0; the two
+best cells of different rules are then met by curvature on further seeds, which had no part in the choice. Differences are
+paired by seed, with the 95% interval of Student's law.
 
     python benchmarks/arena_full.py --seeds 4
     python benchmarks/arena_full.py --streams drift e896 --tally-every 8
@@ -12,16 +13,19 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
 from scipy import stats
 
+import equipoise
 from equipoise.arena import catalogue
 from equipoise.arena.cells import Cell, Reference, Result, run
 from equipoise.arena.contest import plan
 from equipoise.arena.floor import floor
 from equipoise.arena.streams import Stream
+from equipoise.trace import Trace
 
 Rates = dict[str, tuple[float, ...]]
 RIVALS: Rates = {
@@ -32,6 +36,7 @@ RIVALS: Rates = {
     "quantile": (1.0, 0.5, 0.25, 0.125),
 }
 QUICK: Rates = {"deepseek": (1e-3, 1e-2), "smebu": (1e-3, 1e-2), "quantile": (1.0, 0.5, 0.25, 0.125)}
+RECORDED = "tiny"
 LEVEL = 0.02  # "level": the interval of the relative difference reaches this
 
 
@@ -50,12 +55,30 @@ def tune(stream: Stream, tally_every: int, rivals: Rates) -> list[Cell]:
     return list(best.values())[:2]
 
 
-def compare(name: str, seeds: int, steps: int | None, tally_every: int, grid: Rates) -> str:
-    (first,) = catalogue.find(name, steps=steps)
+def seeded(name: str, seeds: int, steps: int | None) -> list[Stream]:
+    """A built-in stream: the one to tune on, and then as many others."""
+    return [stream for seed in range(seeds + 1) for stream in catalogue.find(name, seed=seed, steps=steps)]
+
+
+def recorded(folder: Path, runs: int, steps: int) -> dict[str, list[Stream]]:
+    """All scores of trainings of `tiny` that differ in their seed, by layer: streams whose router reacted to deepseek."""
+    found: dict[str, list[Stream]] = {}
+    for seed in range(runs):
+        out = folder / f"{RECORDED}-{seed}"
+        if not (out / "result.json").exists():
+            kept = {"trace_scores": 10**6, "evaluate_every": 0, "checkpoint_every": 0, "validation_sequences": 8}
+            equipoise.train(equipoise.preset("tiny", steps=steps, seed=seed, out=str(out), resume=True, **kept))
+        for layer in Trace.open(out / "trace").layers:
+            found.setdefault(f"{RECORDED} {layer}", []).extend(catalogue.find(f"{out}:{layer}"))
+    return found
+
+
+def compare(name: str, streams: list[Stream], tally_every: int, grid: Rates) -> str:
+    """Tune on the first, meet on the others."""
+    first, *others = streams
     rivals = tune(first, tally_every, grid)
     level, seen = floor(first), []
-    for seed in range(1, seeds + 1):
-        (stream,) = catalogue.find(name, seed=seed, steps=steps)
+    for stream in others:
         cells = [Cell(stream, cell.balancer, cell.rate, 1, tally_every) for cell in rivals]
         seen.append(
             [
@@ -83,7 +106,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--tally-every", type=int, default=1)
-    parser.add_argument("--streams", nargs="+", default=list(catalogue.SYNTHETIC))
+    parser.add_argument("--streams", nargs="+", default=[*catalogue.SYNTHETIC, RECORDED])
+    parser.add_argument(
+        "--out", type=Path, default=Path("results/recorded"), help=f"where the trainings of {RECORDED} are"
+    )
     parser.add_argument("--steps", type=int, help="instead of the streams' own")
     parser.add_argument("--quick", action="store_true", help="rivals at fewer rates")
     options = parser.parse_args()
@@ -95,7 +121,12 @@ def main() -> None:
     )
     print("| stream | floor | curvature | best tuned rival | difference, 95% | |\n|---|---|---|---|---|---|")
     for name in options.streams:
-        print(compare(name, options.seeds, options.steps, options.tally_every, grid), flush=True)
+        if name == RECORDED:
+            found = recorded(options.out, options.seeds + 1, options.steps or 300)
+        else:
+            found = {name: seeded(name, options.seeds, options.steps)}
+        for each, streams in found.items():
+            print(compare(each, streams, options.tally_every, grid), flush=True)
     print(f"({time.perf_counter() - start:.0f} s)")
 
 

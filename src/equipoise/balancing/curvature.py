@@ -86,7 +86,8 @@ class CurvatureMove(Direction):
         tokens = target.tokens(tally.loads)
         gap, want = target.gap(tally.loads) / tokens, target.loads(tally.loads.sum()) / tokens
         noise = want * (1 - want).clamp_min(0) / tokens  # variance of gap, if tokens were independent
-        far = _is_far(gap, want, noise * self.usual.double().clamp_min(1)) | (tally.parts["pairs"].sum() > _BLURRED * tokens)
+        usual_noise = noise * self.usual.double().clamp_min(1)  # as it has been, where that is more
+        far = _is_far(gap, want, usual_noise) | (tally.parts["pairs"].sum() > _BLURRED * tokens)
         self._see(tally.parts["pairs"], tokens, forget=far.all())
         near_gap = _without(far, gap)
         from_top = self.flips.from_top(tally)
