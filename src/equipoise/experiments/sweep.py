@@ -67,7 +67,7 @@ def sweep(
     """
     folder = Path(out)
     trials = (grid if isinstance(grid, Grid) else read_grid(grid)).trials(folder)
-    processes = processes_per_trial or max(1, int(gpus_per_trial))
+    processes = max(1, int(gpus_per_trial)) if processes_per_trial is None else processes_per_trial
     if processes < 1:
         raise ValueError(f"at least one process for a trial, not {processes}")
     chosen = _engine(engine, at_once, address, cpus_per_trial, gpus_per_trial, processes, keep_checkpoints)
@@ -142,7 +142,7 @@ def describe(trials: Sequence[Trial]) -> dict[str, Any]:
 def refuse_another(folder: Path, there: dict[str, Any], here: dict[str, Any]) -> None:
     """Every trial that is there must be one of ours, with the same settings."""
     if there.get("format") != FORMAT:
-        raise ValueError(f"{folder} holds a {there.get('format', 'folder of unknown kind')}: choose another folder")
+        raise ValueError(f"{folder} holds an {there.get('format', 'unknown kind of results')}: choose another folder")
     lines = _values_that_are_gone(there["trials"], here["trials"])
     for name in there["trials"].keys() & here["trials"].keys():
         old, new = (each["common"] | each["trials"][name]["config"] for each in (there, here))

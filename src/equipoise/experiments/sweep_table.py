@@ -24,7 +24,7 @@ def show(found: dict[str, Any]) -> None:
     if found["rows"]:
         console.print(_table("All settings, by validation loss", keys, found["rows"]))
     if found["best"]:
-        console.print(_table("The best setting of each scheme, by validation loss", keys, found["best"]))
+        console.print(_table("The best of each scheme", keys, found["best"]))
     for row in found["best"]:
         if row["at_the_end"]:
             ends = ", ".join(SHORT.get(key, key) for key in row["at_the_end"])
