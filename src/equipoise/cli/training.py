@@ -187,27 +187,41 @@ def _sweep(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(found, indent=2))
     else:
+        from equipoise.report import report
+
         sweep_table.show(found)
+        print(f"the page: {report(out)}")
     if found["failed"]:
-        again = "read its failure.json, mend the cause, then --retry-failed does it again"
-        print(f"equipoise: {len(found['failed'])} trials failed: {again}", file=sys.stderr)
+        again = "each says why in its failure.json; mend the cause, and --retry-failed does them again"
+        print(f"equipoise: trials that failed: {len(found['failed'])}; {again}", file=sys.stderr)
         raise SystemExit(1)
 
 
 def _add_report(verbs: Any) -> None:
     report = verbs.add_parser(
         "report",
-        help="a results folder as one HTML page",
-        description="A page that needs nothing else, of a comparison or a single training, and each figure's data as CSV.",
-        epilog="examples:\n  equipoise report results\n  equipoise report runs/a --out a.html",
+        help="a results folder as one HTML page, and its figures as pictures",
+        description="A page that needs nothing else, of a comparison, a sweep, an arena or a single training, and each "
+        "figure's data as CSV; with --figures also each figure as a picture.",
+        epilog="examples:\n  equipoise report results\n  equipoise report runs/a --out a.html\n"
+        "  equipoise report results --figures pdf --to paper/figures",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    report.add_argument("folder", metavar="FOLDER", help="of `equipoise compare` or `equipoise train`")
+    report.add_argument("folder", metavar="FOLDER", help="of `equipoise compare`, `sweep`, `arena --out` or `train`")
     report.add_argument("--out", metavar="FILE", help="default: report.html in the folder")
+    report.add_argument("--figures", choices=("png", "svg", "pdf"), help="draw them, by a browser on this machine")
+    report.add_argument(
+        "--to", metavar="DIR", help="where pictures and their data go (default: figures/ beside the page)"
+    )
     report.set_defaults(run=_report)
 
 
 def _report(options: argparse.Namespace) -> None:
-    from equipoise.report import report
+    from equipoise.report import draw, report
 
-    print(report(options.folder, options.out))
+    if options.to and not options.figures:
+        raise ValueError("--to says where pictures go: it goes with --figures png, svg or pdf")
+    page = report(options.folder, options.out)
+    print(page)
+    if options.figures:
+        print("\n".join(map(str, draw(page, options.figures, options.to))))

@@ -52,3 +52,26 @@ async function start(draw) {
 function run(draw) {
   start(draw).catch((error) => { $("trouble").hidden = false; $("trouble").textContent = "The figures could not be drawn: " + error; console.error(error); });
 }
+
+// For `equipoise report --figures`: every figure as SVG. A pair is a picture too; histograms show their last step, loads every scheme.
+async function allPictures() {
+  const part = async (plot, title = "", beside = 1) => {
+    const width = Math.floor(plot.clientWidth / beside) - (beside > 1 ? 6 : 0), height = Math.floor(plot.clientHeight / beside ** 0.5);
+    const url = await Plotly.toImage(plot, { format: "svg", width, height });
+    return { svg: decodeURIComponent(url.slice(url.indexOf(",") + 1)), width, height, title };
+  };
+  const plotsOf = (place) => (place.classList.contains("plot") ? [place] : [...place.querySelectorAll(".plot")]).filter((plot) => plot.data);
+  const found = [];
+  for (const pair of document.querySelectorAll(".pair[id]")) found.push({ name: pair.id, title: "", parts: await Promise.all(plotsOf(pair).map((plot) => part(plot))) });
+  for (const { dataset: { of: name } } of document.querySelectorAll(".get")) {
+    const slider = $(name + "-slider"), choice = $(name + "-scheme"), plots = plotsOf($(name));
+    if (slider) { slider.value = slider.max; slider.dispatchEvent(new Event("input")); }
+    const title = slider ? `${name}, step ${$(name + "-step").textContent}` : "", parts = [];
+    for (let n = 0; n < (choice ? choice.options.length : 1); n++) {
+      if (choice) { choice.selectedIndex = n; choice.dispatchEvent(new Event("change")); }
+      for (const plot of plots) parts.push(await part(plot, choice ? choice.options[n].text : "", choice && choice.options.length > 1 ? 2 : 1));
+    }
+    found.push({ name, title, parts });
+  }
+  return found.filter((picture) => picture.parts.length);
+}
