@@ -18,7 +18,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -69,8 +69,7 @@ class Grid:
         config = _config({**QUIET, **self.base, **point})
         settings = {key: _value(config, key) for key in point}
         name = trial_name(settings)
-        job = Job(name, _config({**QUIET, **self.base, **point}, out=str(folder / "trials" / name)))
-        return Trial(settings, job)
+        return Trial(settings, Job(name, replace(config, out=str(folder / "trials" / name))))
 
 
 def read_grid(path: str | Path) -> Grid:
@@ -137,9 +136,9 @@ def _check(path: str | Path, base: dict[str, Any], blocks: list[dict[str, Any]])
             raise ValueError(f"{path}: {key} needs a list of values, such as [{values or 1}], not {values!r}")
 
 
-def _config(settings: Mapping[str, Any], **more: Any) -> Config:
+def _config(settings: Mapping[str, Any]) -> Config:
     """From settings with dots in their names. The config refuses what it does not know, with the near names."""
-    nested: dict[str, Any] = dict(more)
+    nested: dict[str, Any] = {}
     for key, value in settings.items():
         *path, last = key.split(".")
         inner = nested
