@@ -32,6 +32,7 @@ from equipoise.training.files import write_json
 
 FORMAT = "equipoise sweep"
 ENGINES = ("local", "ray")
+FOLDER_LOCK = ".sweep-lock"  # held for moments; not the name a comparison holds while it runs
 SHOWN = 12  # differences in an error
 
 
@@ -110,15 +111,20 @@ def _run(engine: Engine, trials: Sequence[Trial], *, prepare_first: bool) -> Non
 
 def enter(folder: Path, trials: Sequence[Trial]) -> None:
     """Write the manifest, unless the folder holds another grid's."""
-    folder.mkdir(parents=True, exist_ok=True)
     ours = describe(trials)
-    with held(folder / LOCK):  # two that start together must not both believe to be the first
-        path = folder / "manifest.json"
-        if path.exists():
-            refuse_another(folder, json.loads(path.read_text(encoding="utf-8")), ours)
-        elif left := [each.name for each in folder.iterdir() if each.name != LOCK]:
-            raise ValueError(f"{folder} holds something else ({', '.join(sorted(left)[:3])}): choose another folder")
-        write_json(path, ours)
+    _refuse(folder, ours)  # before anything is written there
+    folder.mkdir(parents=True, exist_ok=True)
+    with held(folder / FOLDER_LOCK):  # two that start together must not both believe to be the first
+        _refuse(folder, ours)
+        write_json(folder / "manifest.json", ours)
+
+
+def _refuse(folder: Path, ours: dict[str, Any]) -> None:
+    path = folder / "manifest.json"
+    if path.exists():
+        refuse_another(folder, json.loads(path.read_text(encoding="utf-8")), ours)
+    elif folder.exists() and (left := sorted(each.name for each in folder.iterdir() if each.name[0] != ".")):
+        raise ValueError(f"{folder} holds something else ({', '.join(left[:3])}): choose another folder")
 
 
 def describe(trials: Sequence[Trial]) -> dict[str, Any]:
@@ -179,7 +185,7 @@ def forget_failures(trials: Sequence[Trial]) -> None:
 
 def conclude(folder: Path) -> dict[str, Any]:
     """Of all trials in the manifest, which another sweep may have made longer since."""
-    with held(folder / LOCK):
+    with held(folder / FOLDER_LOCK):
         found = ranking(folder, json.loads((folder / "manifest.json").read_text(encoding="utf-8")))
         write_json(folder / "table.json", found)
     return found
