@@ -51,7 +51,7 @@ format: $(INSTALLED)
 bench: $(INSTALLED)
 	@for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
 
-bench-arena: $(BENCH_INSTALLED)
+bench-arena: $(INSTALLED)
 	$(BIN)/python benchmarks/arena_full.py
 	$(BIN)/python benchmarks/arena_full.py --tally-every 8
 	$(BIN)/python benchmarks/arena_replay.py

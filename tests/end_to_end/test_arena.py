@@ -54,7 +54,7 @@ def test_a_contest_is_gone_on_with(tmp_path, capsys):
     assert main(words) == 0
     first = capsys.readouterr().out
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()}
-    assert len(files) == 4  # three rates and a reference
+    assert len(files) == 5  # three rates, a reference, and a list of what was asked for
     assert main(words) == 0
     assert capsys.readouterr().out == first
     assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()}

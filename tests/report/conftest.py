@@ -44,11 +44,12 @@ def browser():
 
 
 @pytest.fixture
-def opened(browser, results):
+def opened(browser, request):
     """Opens a page and gives it with the console's errors; `width` and `scheme` as a reader would have them."""
     contexts = []
 
-    def open_page(path=results / "report.html", width=1280, scheme="light"):
+    def open_page(path=None, width=1280, scheme="light"):
+        path = path or request.getfixturevalue("results") / "report.html"
         contexts.append(
             browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
         )

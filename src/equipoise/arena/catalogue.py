@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 from equipoise.arena.recorded import Recorded
@@ -66,6 +68,18 @@ def find(name: str, *, seed: int = 0, steps: int | None = None, tokens: int | No
         raise ValueError(f"no stream {name!r}{hint}: there are {', '.join(SYNTHETIC)}, or give the folder of a trace")
     layers = [layer] if layer else Trace.open(folder).layers
     return [_cut(Recorded.of(folder, each), steps) for each in layers]
+
+
+def distinct(streams: Iterable[Stream]) -> list[Stream]:
+    """Each stream once; layers of different folders that are called the same get the folder's whole path as a name."""
+    found = list({stream.identity: stream for stream in streams}.values())
+    seen = Counter(stream.name for stream in found)
+    return [
+        dataclasses.replace(stream, name=f"{stream.folder}:{stream.name.rpartition(':')[2]}")
+        if isinstance(stream, Recorded) and seen[stream.name] > 1
+        else stream
+        for stream in found
+    ]
 
 
 def _changed(stream: Synthetic, seed: int, steps: int | None, tokens: int | None) -> Synthetic:

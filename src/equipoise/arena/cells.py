@@ -96,7 +96,8 @@ class Result:
     balancer: str
     rate: float | None
     steady_imbalance: float
-    over_floor: float
+    over_floor: float | None
+    """None where the floor is 0: every token takes every expert"""
     steps_to_floor: int | None
     """the first step within twice the floor"""
     affinity_kept: float
@@ -182,7 +183,7 @@ class _Run:
             balancer=cell.balancer,
             rate=cell.rate,
             steady_imbalance=level,
-            over_floor=level / floor if floor else float("inf"),
+            over_floor=level / floor if floor else None,
             steps_to_floor=next(near, None),
             affinity_kept=float(np.mean(self.kept)),
             switched=float(np.mean(self.switched)),

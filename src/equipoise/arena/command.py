@@ -15,7 +15,7 @@ from equipoise.extras import require
 
 LEGEND = (
     "Steady: mean imbalance of the last third of the steps. Floor: what chance alone leaves. Steps: until within 2x the floor. "
-    "Affinity: chosen scores over those of the exact optimum, above 1 where loads are uneven. Switched: tokens an update sends "
+    "Affinity: chosen scores over those of the exact optimum, above 1 where loads are uneven. Switch: tokens an update sends "
     "elsewhere. Idle: device time lost waiting. In a replay the router does not react; in a training it does."
 )
 
@@ -38,14 +38,15 @@ class Request:
     every_rate: bool = False
 
 
-def run(request: Request) -> None:
+def run(request: Request) -> list[Result]:
     """Run the cells, with a bar if somebody looks, then print."""
-    names = request.streams or catalogue.DEFAULT
-    streams = [
+    if not request.as_json:
+        require("rich", extra="report")
+    streams = catalogue.distinct(
         stream
-        for name in names
+        for name in request.streams or catalogue.DEFAULT
         for stream in catalogue.find(name, seed=request.seed, steps=request.steps, tokens=request.tokens)
-    ]
+    )
     cells = plan(
         streams,
         request.balancers or DEFAULT_BALANCERS,
@@ -56,9 +57,9 @@ def run(request: Request) -> None:
     results = watched(cells, request.out, request.workers)
     if request.as_json:
         print(json.dumps([result.row() for result in results], indent=2))
-        return
-    require("rich", extra="report")
-    show(results, request.every_rate)
+    else:
+        show(results, request.every_rate)
+    return results
 
 
 def watched(cells: Sequence[Cell], out: str | None, workers: int | None) -> list[Result]:
@@ -99,20 +100,22 @@ def show(results: Sequence[Result], every_rate: bool = False) -> None:
 
 
 def _table(rows: Sequence[Result]) -> Any:
+    from rich import box
     from rich.table import Table
 
     lag = "unknown under groups" if rows[0].lag_one is None else f"{rows[0].lag_one:.4f}"
     title = f"{rows[0].stream}: floor {rows[0].floor:.4f}, the batch before's optimum {lag}"
-    table = Table(title=title, title_justify="left")
+    # as narrow as it gets: a figure that does not fit a terminal of 80 columns would be cut
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("balancer", no_wrap=True)
     headings = (
         "rate",
         "steady",
         "x floor",
-        "max vio",
+        "maxvio",
         "steps",
         "affinity",
-        "switched",
+        "switch",
         "idle",
     )
     for heading in headings:
@@ -123,7 +126,7 @@ def _table(rows: Sequence[Result]) -> Any:
             row.balancer,
             "-" if row.rate is None else f"{row.rate:g}",
             f"{row.steady_imbalance:.4f}",
-            f"{row.over_floor:.2f}",
+            "-" if row.over_floor is None else f"{row.over_floor:.2f}",
             f"{row.steady_max_violation:.3f}",
             "-" if row.steps_to_floor is None else str(row.steps_to_floor),
             f"{row.affinity_kept:.4f}",

@@ -24,6 +24,8 @@ from equipoise.arena.cells import FORMAT, RATES, Cell, Reference, Result, refer,
 from equipoise.arena.streams import Stream
 from equipoise.training.files import remove_unfinished, write_json
 
+MANIFEST = "arena.json"
+"""names the files of the cells that were asked for last, in order: what a report is of"""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
@@ -66,6 +68,7 @@ def contest(
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
         remove_unfinished(place)
+        write_json(place / MANIFEST, {"cells": [_path(place, cell).name for cell in cells]})
         missing = [cell for cell in cells if _read(_path(place, cell)) is None]
         on_cell(len(cells) - len(missing))
         _run_all(missing, place, workers or os.cpu_count() or 1, on_cell)

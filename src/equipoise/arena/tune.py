@@ -31,7 +31,7 @@ class Advice:
     rate: float | None
     imbalance: float
     """on the steps it was not chosen on"""
-    over_floor: float
+    over_floor: float | None
     affinity_kept: float
     next_balancer: str
     next_rate: float | None
@@ -50,10 +50,11 @@ class Advice:
             if self.within_noise
             else "That is more than noise."
         )
+        over = "" if self.over_floor is None else f", {self.over_floor:.2f} times what chance alone leaves"
         beyond = " Its rate is at the end of those tried: try --rates beyond it." if self.edge else ""
         return (
             f"For {self.stream}: {_named(self.balancer, self.rate)}. In steady state it left an imbalance of "
-            f"{self.imbalance:.4f}, {self.over_floor:.2f} times what chance alone leaves, and kept {self.affinity_kept:.2%} of "
+            f"{self.imbalance:.4f}{over}, and kept {self.affinity_kept:.2%} of "
             f"the exact optimum's scores. Next came {_named(self.next_balancer, self.next_rate)} with "
             f"{self.next_imbalance:.4f}, {self.difference:+.1%} (95% interval {self.low:+.1%} to {self.high:+.1%}). "
             f"{verdict}{beyond} Cells were chosen on one half of the steady steps and judged on the other. A replay cannot "
@@ -95,7 +96,7 @@ def advise(results: Sequence[Result], seed: int = 0) -> Advice:
         balancer=best.balancer,
         rate=best.rate,
         imbalance=level,
-        over_floor=level / best.floor,
+        over_floor=level / best.floor if best.floor else None,
         affinity_kept=best.affinity_kept,
         next_balancer=other.balancer,
         next_rate=other.rate,

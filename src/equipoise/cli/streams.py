@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 from equipoise.extras import require
@@ -64,7 +67,8 @@ def _add_arena(verbs: Any) -> None:
         description="Replay streams of scores under every balancer and rate: how even, how fast, and at what cost.",
         epilog="examples:\n  equipoise arena\n  equipoise arena drift --balancers deepseek curvature --rates 1e-4 1e-3\n"
         "  equipoise arena runs/a/trace --out runs/arena       go on where it stopped by giving the same command again\n"
-        "  equipoise arena e256-groups --devices 64 --json > cells.json",
+        "  equipoise arena e256-groups --devices 64 --json > cells.json\n"
+        "  equipoise arena drift topics --page arena.html",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     arena.add_argument(
@@ -78,6 +82,7 @@ def _add_arena(verbs: Any) -> None:
     )
     arena.add_argument("--tally-every", type=int, default=1, metavar="N", help="rules learn from every N-th token only")
     arena.add_argument("--every-rate", action="store_true", help="show every rate in the table, not only the best")
+    arena.add_argument("--page", metavar="FILE", help="write an HTML page too: the frontier, all cells, all over time")
     _add_contest_options(arena)
     arena.set_defaults(run=_arena)
 
@@ -104,8 +109,25 @@ def _contest(options: argparse.Namespace, **more: Any) -> Any:
 def _arena(options: argparse.Namespace) -> None:
     from equipoise.arena import command
 
+    if options.page:
+        _check_page(options.page)
     more = {"streams": options.streams, "tally_every": options.tally_every, "every_rate": options.every_rate}
-    command.run(_contest(options, **more))
+    results = command.run(_contest(options, **more))
+    if options.page:
+        from equipoise.report.arena_page import write_page
+        from equipoise.report.arena_read import Cells
+
+        title = ", ".join(options.streams) or "the default streams"
+        path = write_page(Cells(title, [dataclasses.asdict(result) for result in results]), Path(options.page))
+        print(f"the page: {path}", file=sys.stderr if options.json else sys.stdout)
+
+
+def _check_page(path: str) -> None:
+    """What would keep the page from being written is told before minutes of work."""
+    require("plotly.offline", extra="report")
+    if Path(path).is_dir():
+        raise ValueError(f"{path} is a folder: --page takes the name of a file, such as {Path(path) / 'arena.html'}")
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
 
 
 def _add_tune(verbs: Any) -> None:

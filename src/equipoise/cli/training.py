@@ -1,9 +1,11 @@
-"""The verbs that train, compare trainings and show them: train, plan, compare, report."""
+"""The verbs that train, compare trainings and show them: train, plan, compare, sweep, report."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 from equipoise.extras import require
@@ -13,6 +15,7 @@ def add(verbs: Any) -> None:
     _add_train(verbs)
     _add_plan(verbs)
     _add_compare(verbs)
+    _add_sweep(verbs)
     _add_report(verbs)
 
 
@@ -123,20 +126,102 @@ def _compare(options: argparse.Namespace) -> None:
         print(f"the page: {report(options.out)}")
 
 
+def _add_sweep(verbs: Any) -> None:
+    sweep = verbs.add_parser(
+        "sweep",
+        help="every training of a grid, here or on a Ray cluster; the best setting of each scheme",
+        description="Train every combination of the values in a grid and find each scheme's best setting by validation loss. "
+        "The same command goes on where it was stopped; several at once, on one machine or many, share the work.",
+        epilog="""grids: demo (13 runs, a minute), paper (the paper's search: 216 runs of the 1B model), or a YAML file:
+  base: {preset: tiny, steps: 100}
+  axes:
+    balancer: [deepseek, aux]
+    update_rate: [1e-3, 1e-2]
+
+examples:
+  equipoise sweep demo --jobs 2
+  equipoise sweep paper --dry-run
+  equipoise sweep my_grid.yaml --out runs/search --jobs 2
+  equipoise sweep my_grid.yaml --out runs/search --retry-failed
+  equipoise sweep paper --engine ray --address auto --gpus-per-trial 8 --cpus-per-trial 32""",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    sweep.add_argument("grid", metavar="GRID", help="a YAML file, or a built-in grid: demo, paper")
+    sweep.add_argument("--out", metavar="FOLDER", help="default: runs/sweep-GRID")
+    sweep.add_argument("--engine", choices=("local", "ray"), default="local", help="default: %(default)s")
+    sweep.add_argument("--jobs", type=int, default=1, metavar="N", help="local: trials side by side (default: 1)")
+    sweep.add_argument("--address", help="ray: of the cluster (default: $RAY_ADDRESS, or this machine alone)")
+    sweep.add_argument("--cpus-per-trial", type=float, default=1, metavar="N", help="ray: default %(default)s")
+    sweep.add_argument("--gpus-per-trial", type=float, default=0, metavar="N", help="ray: default %(default)s")
+    sweep.add_argument(
+        "--processes-per-trial", type=int, metavar="N", help="more than one by torchrun (default: one for each GPU)"
+    )
+    sweep.add_argument("--retry-failed", action="store_true", help="do those again that failed before")
+    sweep.add_argument("--keep-checkpoints", action="store_true", help="of finished trials too")
+    sweep.add_argument("--dry-run", action="store_true", help="only say which trainings there would be")
+    sweep.add_argument("--json", action="store_true", help="print the tables as JSON")
+    sweep.set_defaults(run=_sweep)
+
+
+def _sweep(options: argparse.Namespace) -> None:
+    from equipoise.experiments import grid, sweep, sweep_table
+
+    read = grid.read_grid(options.grid)
+    out = options.out or f"runs/sweep-{read.name}"
+    if options.dry_run:
+        names = [trial.name for trial in read.trials(Path(out))]
+        print(json.dumps(names, indent=2) if options.json else "\n".join([*names, f"{len(names)} trainings"]))
+        return
+    found = sweep.sweep(
+        read,
+        out,
+        engine=options.engine,
+        at_once=options.jobs,
+        address=options.address,
+        cpus_per_trial=options.cpus_per_trial,
+        gpus_per_trial=options.gpus_per_trial,
+        processes_per_trial=options.processes_per_trial,
+        retry_failed=options.retry_failed,
+        keep_checkpoints=options.keep_checkpoints,
+    )
+    if options.json:
+        print(json.dumps(found, indent=2))
+    else:
+        from equipoise.report import report
+
+        sweep_table.show(found)
+        print(f"the page: {report(out)}")
+    if found["failed"]:
+        again = "each says why in its failure.json; mend the cause, and --retry-failed does them again"
+        print(f"equipoise: trials that failed: {len(found['failed'])}; {again}", file=sys.stderr)
+        raise SystemExit(1)
+
+
 def _add_report(verbs: Any) -> None:
     report = verbs.add_parser(
         "report",
-        help="a results folder as one HTML page",
-        description="A page that needs nothing else, of a comparison or a single training, and each figure's data as CSV.",
-        epilog="examples:\n  equipoise report results\n  equipoise report runs/a --out a.html",
+        help="a results folder as one HTML page, and its figures as pictures",
+        description="A page that needs nothing else, of a comparison, a sweep, an arena or a single training, and each "
+        "figure's data as CSV; with --figures also each figure as a picture.",
+        epilog="examples:\n  equipoise report results\n  equipoise report runs/a --out a.html\n"
+        "  equipoise report results --figures pdf --to paper/figures",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    report.add_argument("folder", metavar="FOLDER", help="of `equipoise compare` or `equipoise train`")
+    report.add_argument("folder", metavar="FOLDER", help="of `equipoise compare`, `sweep`, `arena --out` or `train`")
     report.add_argument("--out", metavar="FILE", help="default: report.html in the folder")
+    report.add_argument("--figures", choices=("png", "svg", "pdf"), help="draw them, by a browser on this machine")
+    report.add_argument(
+        "--to", metavar="DIR", help="where pictures and their data go (default: figures/ beside the page)"
+    )
     report.set_defaults(run=_report)
 
 
 def _report(options: argparse.Namespace) -> None:
-    from equipoise.report import report
+    from equipoise.report import draw, report
 
-    print(report(options.folder, options.out))
+    if options.to and not options.figures:
+        raise ValueError("--to says where pictures go: it goes with --figures png, svg or pdf")
+    page = report(options.folder, options.out)
+    print(page)
+    if options.figures:
+        print("\n".join(map(str, draw(page, options.figures, options.to))))

@@ -43,7 +43,10 @@ class Display:
     def started(self, name: str, steps: int) -> None:
         self._tasks[name] = self._bars.add_task(name, total=steps, about="starting")
 
-    def watch(self, name: str, folder: Path) -> None:
+    def watch(self, name: str, folder: Path, steps: int = 0) -> None:
+        """How far it is. `steps`: for one that was not said to have started."""
+        if name not in self._tasks:
+            self.started(name, steps)
         if row := last_step(folder):
             about = f"loss {row['loss']:.3f}  imbalance {row['imbalance']:.3f}"
             self._bars.update(self._tasks[name], completed=row["step"], about=about)
@@ -60,6 +63,20 @@ class Display:
 
     def failed(self, name: str, error: str) -> None:
         self._end(name, f"{name}: FAILED. {error}")
+
+    def ended(self, name: str, folder: Path) -> None:
+        """Finished or failed: its folder says which."""
+        if (folder / "result.json").exists():
+            self.finished(name, folder)
+        else:
+            self.failed(name, json.loads((folder / "failure.json").read_text(encoding="utf-8"))["error"])
+
+    def note(self, text: str) -> None:
+        """Beside the bar over all."""
+        self._bars.update(self._all, about=text)
+
+    def say(self, line: str) -> None:
+        self._console.print(line)
 
     def _made(self, name: str, steps: int) -> None:
         self._steps[name] = steps

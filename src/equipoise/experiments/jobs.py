@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from equipoise.experiments.display import Display
+from equipoise.experiments.locks import take
 from equipoise.training import Stopped, train
 from equipoise.training.checkpoint import MAY_CHANGE
 from equipoise.training.config import Config, differences, read, write_yaml
@@ -88,17 +89,10 @@ def record_failure(folder: Path, error: str) -> None:
 def locked(folder: Path) -> Iterator[None]:
     """Hold the folder; another process that wants it is told so. Children inherit the lock."""
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = take(folder / ".lock")
+    if descriptor is None:
+        raise ValueError(f"another process is at work in {folder}: wait until it is done, or choose another folder")
     try:
-        if os.name != "nt":  # Windows has no flock: there nobody is kept out
-            import fcntl
-
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise ValueError(
-                    f"another process is at work in {folder}: wait until it is done, or choose another folder"
-                ) from None
         os.set_inheritable(descriptor, True)
         yield
     finally:

@@ -1,5 +1,33 @@
 """From a results folder to one page that needs nothing else."""
 
-from equipoise.report.page import report
+from __future__ import annotations
 
-__all__ = ["report"]
+import shutil
+from pathlib import Path
+
+from equipoise.report import page
+from equipoise.report.arena_page import report_arena
+from equipoise.report.arena_read import is_arena
+from equipoise.report.pictures import pictures
+from equipoise.report.sweep_page import report_sweep
+from equipoise.report.sweep_read import is_sweep
+
+__all__ = ["draw", "report"]
+
+
+def report(folder: str | Path, out: str | Path | None = None) -> Path:
+    """The page of a comparison, a training, a sweep or an arena, with each figure's data beside it. Returns its path."""
+    if is_arena(Path(folder)):
+        return report_arena(folder, out)
+    return report_sweep(folder, out) if is_sweep(Path(folder)) else page.report(folder, out)
+
+
+def draw(page: Path, kind: str, folder: str | Path | None = None) -> list[Path]:
+    """The figures of a page as png, svg or pdf, with their data, in a folder. Returns the pictures' paths."""
+    data = page.parent / "figures"
+    place = Path(folder) if folder else data
+    made = pictures(page, place, kind)
+    for sheet in data.glob("*.csv"):
+        if place.resolve() != data.resolve():
+            shutil.copy(sheet, place)
+    return made

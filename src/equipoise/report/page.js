@@ -1,26 +1,4 @@
-"use strict";
-// Unpacks the data and plotly, then draws. All text goes in as text, never as HTML.
-const COLORS = ["#8a8f99", "#e69f00", "#0072b2", "#009e73", "#cc79a7", "#d55e00", "#7b61ff", "#2aa5c9"];
-const dark = window.matchMedia("(prefers-color-scheme: dark)");
-const $ = (id) => document.getElementById(id);
-
-async function unpack(id) {
-  const bytes = Uint8Array.from(atob($(id).textContent), (letter) => letter.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return new Response(stream).text();
-}
-
-function layout(extra) {
-  const ink = dark.matches ? "#e6e9ef" : "#1d2330", line = dark.matches ? "#333a47" : "#e3e6ec";
-  const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, automargin: true };
-  return {
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: ink, size: 12 },
-    margin: { l: 48, r: 10, t: 10, b: 40 }, ...extra,
-    xaxis: { ...axis, ...extra.xaxis }, yaxis: { ...axis, ...extra.yaxis },
-  };
-}
-const CONFIG = { responsive: true, displaylogo: false, displayModeBar: false };
-
+// The page of a comparison or a training.
 function drawLines(id, series, name) {
   const traces = series.map((one, n) => ({
     x: one.x, y: one.y, name: one.label, mode: "lines+markers", marker: { size: 5 },
@@ -62,7 +40,6 @@ function drawFrames(id, series, log) {
 function drawLoads(series) {
   const scheme = $("loads-scheme"), layer = $("loads-layer");
   if (!series.length) { $("loads").textContent = "No trace was kept."; return; }
-  const plain = (text) => new DOMParser().parseFromString(text, "text/html").documentElement.textContent;
   const show = () => {
     const one = series[scheme.selectedIndex].layers[layer.selectedIndex];
     const z = one.z.map((row) => row.map((value) => value / 100));
@@ -80,38 +57,10 @@ function drawLoads(series) {
   show();
 }
 
-function save(name, text, type) {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text], { type })); link.download = name; link.click();
-  URL.revokeObjectURL(link.href);
-}
-
-function addDownloads(csv) {
-  for (const place of document.querySelectorAll(".get")) {
-    const name = place.dataset.of, plots = [...($(name).classList.contains("plot") ? [$(name)] : $(name).querySelectorAll(".plot"))];
-    const add = (label, act) => { const button = document.createElement("button"); button.textContent = label; button.onclick = act; place.append(button, " "); };
-    add("CSV", () => save(name + ".csv", csv[name], "text/csv"));
-    for (const format of ["png", "svg"])
-      add(format.toUpperCase(), () => plots.forEach((plot, n) => Plotly.downloadImage(plot, { format, filename: plots.length > 1 ? `${name}-${n}` : name })));
-  }
-}
-
-async function main() {
-  const { figures, csv } = JSON.parse(await unpack("packed-data"));
-  const script = document.createElement("script");
-  script.textContent = await unpack("packed-plotly");
-  document.head.append(script);
-  const draw = () => {
-    drawLines("imbalance", figures.imbalance, "imbalance");
-    drawLines("loss", figures.loss, "loss");
-    drawFrames("scores", figures.scores, true);
-    drawFrames("shifts", figures.shifts, false);
-    drawLoads(figures.loads);
-  };
-  draw();
-  addDownloads(csv);
-  dark.addEventListener("change", draw);
-  document.body.dataset.ready = "yes";
-}
-
-main().catch((error) => { $("trouble").hidden = false; $("trouble").textContent = "The figures could not be drawn: " + error; console.error(error); });
+run((figures) => {
+  drawLines("imbalance", figures.imbalance, "imbalance");
+  drawLines("loss", figures.loss, "loss");
+  drawFrames("scores", figures.scores, true);
+  drawFrames("shifts", figures.shifts, false);
+  drawLoads(figures.loads);
+});

@@ -57,7 +57,7 @@ def page(results: Results, made: dict[str, Any], sheets: dict[str, str]) -> str:
         "table": table(results),
         "verdicts": verdict_table(results),
         "style": _resource("page.css"),
-        "script": _resource("page.js"),
+        "script": _resource("common.js") + _resource("page.js"),
         "plotly": plotly(),
         "data": packed(json.dumps({"figures": made, "csv": sheets}, separators=(",", ":"))),
     }
