@@ -65,7 +65,7 @@ def train(cell: Cell, out: Path) -> Measured:
         settings: dict[str, Any] = {
             **MODELS[cell.model],
             "balancer": name,
-            "update_rate": cell.rate,
+            **_rate(cell),
             "look_ahead": LOOK_AHEAD if cell.rule == OURS else 0,
             "warmup_steps": cell.warmup,
             "seed": cell.seed,
@@ -76,6 +76,13 @@ def train(cell: Cell, out: Path) -> Measured:
     imbalance = np.array([np.mean(row["layers"]["imbalance"]) for row in rows if row["kind"] == "train"])
     loss = json.loads((folder / "result.json").read_text())["validation_loss"]
     return Measured(imbalance[:EARLY].mean(), imbalance[-len(imbalance) // 4 :].mean(), loss)
+
+
+def _rate(cell: Cell) -> dict[str, Any]:
+    """quantile's rate is the share of the way it goes, as in the arena."""
+    if cell.rule == "quantile" and cell.rate is not None:
+        return {"balancer_options": {"ema": 1 - cell.rate}}
+    return {"update_rate": cell.rate}
 
 
 def run(model: str, warmup: int, seeds: int, out: Path) -> dict[str, list[Measured]]:
