@@ -158,7 +158,19 @@ def test_a_killed_sweep_leaves_no_training_behind(tmp_path):
     wait_for(lambda: locks.take(folder / attempt.LOCK) is not None)
 
 
-def wait_for(true, seconds=60):
+def test_a_killed_guard_takes_its_training_along(tmp_path):
+    """And the trial is begun again, when that has left."""
+    [trial] = grid(seed=[60]).trials(tmp_path)
+    begun_here = attempt.begin(trial.job, attempt.Means())
+    wait_for(lambda: begun(tmp_path))
+    time.sleep(0.3)
+    begun_here.process.kill()
+    assert begun_here.wait() == "finished"
+    assert (trial.job.folder / "stopped").exists()
+    assert begun(tmp_path) == {"seed=60": 2}
+
+
+def wait_for(true, seconds=300):
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -67,7 +68,8 @@ class Attempt:
     """A trial that is running, and whose lock we hold."""
 
     def __init__(self, job: Job, means: Means, lock: int) -> None:
-        self.job, self.means, self.lock, self.tries = job, means, lock, 0
+        self.job, self.means, self.tries = job, means, 0
+        self.lock: int | None = lock
         try:
             write_text(job.folder / "wanted.yaml", write_yaml(replace(job.config, resume=True)))
             self._start()
@@ -77,8 +79,13 @@ class Attempt:
 
     def poll(self) -> Outcome | None:
         """How it ended, or None while it has not. A training that was killed is started again."""
+        if self.lock is None:
+            return self._take_again()
         code = self.process.poll()
         if code is None:
+            return None
+        if code < 0:  # the guard was killed: its training is told, and has the lock until it has left
+            self._let_go()
             return None
         if not self.job.finished and killed(self.job.folder, code) and self.tries < TRIES:
             self._start()
@@ -100,9 +107,26 @@ class Attempt:
     def stop(self) -> None:
         self.ask_to_stop()
         self.process.wait()
-        os.close(self.lock)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self.lock is not None:
+            os.close(self.lock)
+            self.lock = None
+
+    def _take_again(self) -> Outcome | None:
+        self.lock = take(self.job.folder / LOCK)
+        if self.lock is None:
+            return None
+        if not ended(self.job) and self.tries < TRIES:
+            self._start()
+            return None
+        outcome = ended(self.job) or self._conclude(-signal.SIGKILL)
+        self.stop()
+        return outcome
 
     def _start(self) -> None:
+        assert self.lock is not None
         self.tries += 1
         wanted = self.job.folder / "wanted.yaml"
         with (self.job.folder / "errors.txt").open("wb") as errors:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -151,11 +152,14 @@ def attempt_here(job: Job, means: Means, folder: str) -> Outcome:
     if not Path(folder).is_dir():
         raise ValueError(f"{platform.node()} has no folder {folder}: all machines must share it")
     os.chdir(folder)
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # Ray's way to cancel; ignored where the cluster runs in the background
     begun = begin(job, means)
     if not isinstance(begun, Attempt):
         return begun
     try:
         return begun.wait()
-    except KeyboardInterrupt:  # Ray's way to cancel
+    except KeyboardInterrupt:
         begun.stop()
         raise
