@@ -126,7 +126,7 @@ def refer(stream: Stream) -> Reference:
             lags.append(float(_levels(stream, _loads(stream, batch, shift))["imbalance"]))
         tokens = batch.tokens.numpy()
         solution = solve(tokens, stream.top_k, target=_target_loads(stream, len(tokens)), shift=shift)
-        shift, optimum[str(step)] = solution.shift, solution.value
+        shift, optimum[str(step)] = solution.shift, solution.value - _least(batch) * len(tokens) * stream.top_k
     return Reference(floor(stream), optimum, float(np.mean(lags)) if lags else None)
 
 
@@ -220,8 +220,15 @@ def _levels(stream: Stream, loads: Tensor) -> dict[str, Tensor]:
 def _value(batch: Batch, routing: Routing) -> float:
     """Sum of the chosen scores. Expert choice leaves some choices empty, marked by the number E."""
     experts = batch.scores.shape[1]
-    taken = batch.scores.gather(1, routing.experts.clamp_max(experts - 1)).double() * (routing.experts < experts)
+    taken = batch.scores.gather(1, routing.experts.clamp_max(experts - 1)).double() - _least(batch)
+    taken = taken * (routing.experts < experts)
     return float((taken if batch.mask is None else taken[~batch.mask]).sum())
+
+
+def _least(batch: Batch) -> float:
+    """What scores are measured from: 0, or where a router ranks bare logits the batch's least. A share of a negative sum means
+    nothing."""
+    return min(0.0, float(batch.tokens.min()))
 
 
 def _switched(batch: Batch, before: Routing, after: Routing) -> float:
