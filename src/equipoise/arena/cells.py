@@ -70,6 +70,12 @@ class Cell:
             raise ValueError(
                 f"{self.balancer} acts through the loss, and recorded scores do not react: train to judge it"
             )
+        if self.rate is not None and not 0 < self.rate < float("inf"):
+            raise ValueError(f"a rate is a number above 0, not {self.rate:g}")
+        if self.balancer == "quantile" and (self.rate or 0) > 1:
+            raise ValueError(
+                f"quantile's rate is the share of the way it goes, at most 1, not {self.rate:g}: leave it out of --balancers"
+            )
         options: dict[str, Any] = {}
         if self.rate is not None:
             options = {"ema": 1 - self.rate} if self.balancer == "quantile" else {"update_rate": self.rate}
@@ -161,7 +167,8 @@ class _Run:
         self.loads.append(routing.loads)
         self._learn(batch, routing)
         if str(step) in self.reference.optimum:
-            self.kept.append(_value(batch, routing) / self.reference.optimum[str(step)])
+            optimum = self.reference.optimum[str(step)]
+            self.kept.append(_value(batch, routing) / optimum if optimum else 1.0)  # 0: all scores are alike
             self.switched.append(_switched(batch, routing, self._route(batch)))
 
     def _route(self, batch: Batch) -> Routing:
