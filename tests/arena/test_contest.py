@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 
 import numpy as np
 import pytest
@@ -82,6 +83,48 @@ def test_finished_cells_are_not_run_again(tmp_path):
     assert contest(other, out=tmp_path, workers=1)[0].switched == 0
 
 
+def test_a_stopped_contest_goes_on(tmp_path):
+    cells = plan([SMALL], ["none", "curvature"], devices=4)
+
+    def stop(number):
+        if number:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt, match=r"1 of 2 cells are in .*, the same command goes on"):
+        contest(cells, out=tmp_path, workers=1, on_cell=stop)
+    done = []
+    assert len(contest(cells, out=tmp_path, workers=1, on_cell=done.append)) == 2
+    assert done == [1, 1]
+
+
+def test_damaged_cells_are_run_again(tmp_path):
+    cells = plan([SMALL], ["none"], devices=4)
+    first = contest(cells, out=tmp_path, workers=1)
+    for text in ("{", "[]", ""):
+        next(tmp_path.glob("small-none-*.json")).write_text(text)
+        assert contest(cells, out=tmp_path, workers=1) == first
+
+
+def test_another_arenas_unfinished_files_are_left_alone(tmp_path):
+    (tmp_path / ".unfinished-young").write_text("")
+    (tmp_path / ".unfinished-old").write_text("")
+    os.utime(tmp_path / ".unfinished-old", (0, 0))
+    contest([], out=tmp_path, workers=1)
+    assert [path.name for path in tmp_path.glob(".unfinished-*")] == [".unfinished-young"]
+
+
+def test_all_experts_for_all_tokens():
+    """K = E: loads are even whatever one does, and there is no floor to be measured by."""
+    stream = dataclasses.replace(SMALL, num_experts=4, top_k=4)
+    for result in contest(plan([stream], ["none", "quantile", "curvature"]), workers=1):
+        assert (result.steady_imbalance, result.over_floor, result.steps_to_floor) == (0, None, 0)
+        assert json.loads(json.dumps(result.row(), allow_nan=False))["over_floor"] is None
+
+
+def test_what_is_named_twice_is_run_once():
+    assert len(plan([SMALL], ["deepseek", "none", "deepseek"], [1e-3, 1e-3])) == 2
+
+
 def test_processes_give_the_same(results, tmp_path):
     names = ["quantile", "curvature"]
     torch.set_num_threads(1)
@@ -94,5 +137,10 @@ def test_mistakes_are_told_before_anything_runs():
         plan([SMALL], ["deepsek"])
     with pytest.raises(ValueError, match="acts through the loss"):
         plan([SMALL], ["aux"])
+    for rate in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="a rate is a number above 0"):
+            plan([SMALL], ["deepseek"], [rate])
+    with pytest.raises(ValueError, match="at most 1, not 2"):
+        plan([SMALL], ["deepseek", "quantile"], [2.0])
     with pytest.raises(ValueError, match="do not divide over 5 devices"):
         plan([SMALL], ["none"], devices=5)

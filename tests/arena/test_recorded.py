@@ -1,5 +1,7 @@
 """Recorded streams give back what a trace was given, from a map of its files."""
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -8,8 +10,8 @@ from equipoise.arena.recorded import Recorded, mapped
 from equipoise.trace import TraceError, TraceWriter
 
 
-def write(folder, whole, steps=5, rows=96, **about):
-    dice = np.random.default_rng(0)
+def write(folder, whole, steps=5, rows=96, seed=0, **about):
+    dice = np.random.default_rng(seed)
     batches = dice.random((steps, rows, 8), np.float32)
     with TraceWriter(folder, top_k=2, layers=["first", "second"], about=about) as writer:
         for layer in ("first", "second"):
@@ -51,3 +53,35 @@ def test_a_trace_without_scores_is_told(tmp_path):
         writer.append(1, 0, shift=np.zeros(8), shift_after=np.zeros(8), loads=np.full(8, 4))
     with pytest.raises(TraceError, match="no scores of layer"):
         Recorded.of(tmp_path / "trace")
+
+
+def test_damaged_scores_are_told(tmp_path):
+    write(tmp_path / "trace", whole=True)
+    file = tmp_path / "trace/000/000000003.whole.npz"
+    file.write_bytes(file.read_bytes()[:200])
+    with pytest.raises(TraceError, match=r"000000003.whole.npz is truncated"):
+        Recorded.of(tmp_path / "trace").batch(2)
+    scores = np.full((8, 4), 0.5, np.float32)
+    scores[5, 2] = np.nan
+    with TraceWriter(tmp_path / "nan", top_k=2, layers=1) as writer:
+        writer.append(1, 0, shift=np.zeros(4), shift_after=np.zeros(4), loads=np.full(4, 4), scores=scores)
+    with pytest.raises(TraceError, match=r"nan:0: step 1 has the score nan \(token 5, expert 2\)"):
+        Recorded.of(tmp_path / "nan").batch(0)
+
+
+def test_another_trace_in_its_place_is_another_stream(tmp_path):
+    seen = set()
+    for seed in (0, 1):
+        shutil.rmtree(tmp_path / "trace", ignore_errors=True)
+        write(tmp_path / "trace", whole=True, seed=seed)
+        seen.add(Recorded.of(tmp_path / "trace").identity)
+    assert len(seen) == 2
+
+
+def test_layers_called_alike_are_told_apart(tmp_path):
+    for name in ("one", "other"):
+        write(tmp_path / name / "scores", whole=False)
+    found = [stream for name in ("one", "other", "one") for stream in catalogue.find(f"{tmp_path}/{name}/scores:first")]
+    assert [stream.name for stream in found] == ["scores:first"] * 3
+    names = [stream.name for stream in catalogue.distinct(found)]
+    assert names == [f"{tmp_path}/{name}/scores:first" for name in ("one", "other")]

@@ -1,5 +1,7 @@
 """tune chooses on one half, judges on the other, and says when it cannot tell."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -44,3 +46,14 @@ def test_too_little_to_tell_is_refused():
         run(Request(streams=["drift"], balancers=["deepseek"]))
     with pytest.raises(ValueError, match="too few to tell"):
         run(Request(streams=["drift"], steps=5))
+
+
+def test_nothing_to_choose_between_is_noise():
+    """Where every token takes every expert nothing is left over, and nothing is divided by it."""
+    even = [
+        dataclasses.replace(result(name, None, 0.0, 0), imbalance=[0.0] * 30, floor=0.0)
+        for name in ("none", "curvature")
+    ]
+    advice = advise(even)
+    assert (advice.over_floor, advice.difference, advice.within_noise) == (None, 0.0, True)
+    assert "an imbalance of 0.0000, and kept" in advice.paragraph()

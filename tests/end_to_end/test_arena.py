@@ -47,6 +47,19 @@ def test_a_table_for_every_stream(capsys):
     assert "uniform: floor" in text
     assert "unequal: floor" in text
     assert "the router does not react" in " ".join(text.split())
+    assert "…" not in text  # eighty columns are enough for every figure
+
+
+def test_a_page_is_written(tmp_path, capsys):
+    page = tmp_path / "new" / "page.html"
+    words = ["arena", "uniform", "--balancers", "none", "quantile", *SMALL, "--json"]
+    assert main([*words, "--page", str(page)]) == 0
+    told = capsys.readouterr()
+    assert len(json.loads(told.out)) == 4
+    assert f"the page: {page}" in told.err
+    assert "On uniform, quantile at rate" in page.read_text()
+    assert main([*words, "--page", str(tmp_path)]) == 2
+    assert "is a folder: --page takes the name of a file" in capsys.readouterr().err
 
 
 def test_a_contest_is_gone_on_with(tmp_path, capsys):

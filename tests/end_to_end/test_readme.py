@@ -14,6 +14,7 @@ TRAIN_LONGER = {
     "balance_my_own_loop.py",
     "balance_with_lora.py",
     "balance_with_trainer.py",
+    "choose_a_balancer.py",
     "mend_collapsed_experts.py",
 }
 

@@ -25,7 +25,7 @@ from equipoise.assignment import solve
 from equipoise.balancing import Balancer, balancer
 from equipoise.routing import Routing, idle_share, metrics
 
-FORMAT = 1
+FORMAT = 2
 """raise it when the same cell would give other figures than before"""
 RATES: dict[str, tuple[float, ...]] = {
     "deepseek": (1e-5, 1e-4, 1e-3, 1e-2),
@@ -69,6 +69,12 @@ class Cell:
         if self.balancer in PENALTIES:
             raise ValueError(
                 f"{self.balancer} acts through the loss, and recorded scores do not react: train to judge it"
+            )
+        if self.rate is not None and not 0 < self.rate < float("inf"):
+            raise ValueError(f"a rate is a number above 0, not {self.rate:g}")
+        if self.balancer == "quantile" and (self.rate or 0) > 1:
+            raise ValueError(
+                f"quantile's rate is the share of the way it goes, at most 1, not {self.rate:g}: leave it out of --balancers"
             )
         options: dict[str, Any] = {}
         if self.rate is not None:
@@ -126,7 +132,7 @@ def refer(stream: Stream) -> Reference:
             lags.append(float(_levels(stream, _loads(stream, batch, shift))["imbalance"]))
         tokens = batch.tokens.numpy()
         solution = solve(tokens, stream.top_k, target=_target_loads(stream, len(tokens)), shift=shift)
-        shift, optimum[str(step)] = solution.shift, solution.value
+        shift, optimum[str(step)] = solution.shift, solution.value - _least(batch) * len(tokens) * stream.top_k
     return Reference(floor(stream), optimum, float(np.mean(lags)) if lags else None)
 
 
@@ -161,7 +167,8 @@ class _Run:
         self.loads.append(routing.loads)
         self._learn(batch, routing)
         if str(step) in self.reference.optimum:
-            self.kept.append(_value(batch, routing) / self.reference.optimum[str(step)])
+            optimum = self.reference.optimum[str(step)]
+            self.kept.append(_value(batch, routing) / optimum if optimum else 1.0)  # 0: all scores are alike
             self.switched.append(_switched(batch, routing, self._route(batch)))
 
     def _route(self, batch: Batch) -> Routing:
@@ -220,8 +227,15 @@ def _levels(stream: Stream, loads: Tensor) -> dict[str, Tensor]:
 def _value(batch: Batch, routing: Routing) -> float:
     """Sum of the chosen scores. Expert choice leaves some choices empty, marked by the number E."""
     experts = batch.scores.shape[1]
-    taken = batch.scores.gather(1, routing.experts.clamp_max(experts - 1)).double() * (routing.experts < experts)
+    taken = batch.scores.gather(1, routing.experts.clamp_max(experts - 1)).double() - _least(batch)
+    taken = taken * (routing.experts < experts)
     return float((taken if batch.mask is None else taken[~batch.mask]).sum())
+
+
+def _least(batch: Batch) -> float:
+    """What scores are measured from: 0, or where a router ranks bare logits the batch's least. A share of a negative sum means
+    nothing."""
+    return min(0.0, float(batch.tokens.min()))
 
 
 def _switched(batch: Batch, before: Routing, after: Routing) -> float:

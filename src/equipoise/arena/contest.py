@@ -13,19 +13,21 @@ import json
 import multiprocessing
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from equipoise.arena.cells import FORMAT, RATES, Cell, Reference, Result, refer, run
 from equipoise.arena.streams import Stream
-from equipoise.training.files import remove_unfinished, write_json
+from equipoise.training.files import UNFINISHED, write_json
 
 MANIFEST = "arena.json"
 """names the files of the cells that were asked for last, in order: what a report is of"""
+ABANDONED = 3600.0  # seconds without a change after which an unfinished file is nobody's
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
@@ -40,8 +42,8 @@ def plan(
     """All cells; rules without a rate have one. Wrong names, rates and sizes are told here, before anything runs."""
     cells = []
     for stream in streams:
-        for name in balancers:
-            for rate in (rates or RATES[name]) if name in RATES else (None,):
+        for name in dict.fromkeys(balancers):
+            for rate in dict.fromkeys(rates or RATES[name]) if name in RATES else (None,):
                 cell = Cell(stream, name, rate, devices or _devices(stream), tally_every)
                 cell.make()
                 cells.append(cell)
@@ -67,11 +69,22 @@ def contest(
     with nullcontext(out) if out is not None else tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
-        remove_unfinished(place)
-        write_json(place / MANIFEST, {"cells": [_path(place, cell).name for cell in cells]})
+        _clear_old(place)
+        asked = {"cells": [_path(place, cell).name for cell in cells]}
+        if _read(place / MANIFEST) != asked:
+            write_json(place / MANIFEST, asked)
         missing = [cell for cell in cells if _read(_path(place, cell)) is None]
         on_cell(len(cells) - len(missing))
-        _run_all(missing, place, workers or os.cpu_count() or 1, on_cell)
+        try:
+            _run_all(missing, place, workers or os.cpu_count() or 1, on_cell)
+        except KeyboardInterrupt:
+            done = sum(_path(place, cell).exists() for cell in cells)
+            kept = (
+                f"{done} of {len(cells)} cells are in {out}, the same command goes on"
+                if out
+                else "nothing was kept, for want of --out"
+            )
+            raise KeyboardInterrupt(f"stopped: {kept}") from None
         return [Result(**_expect(_path(place, cell))) for cell in cells]
 
 
@@ -110,8 +123,24 @@ def _hand_out(missing: list[Cell], place: Path, pool: ProcessPoolExecutor, on_ce
                     reference = future.result()
                     waiting |= {pool.submit(_run_job, job, reference, place): None for job in _jobs(cells)}
     except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
+        _stop(pool)
         raise
+
+
+def _stop(pool: ProcessPoolExecutor) -> None:
+    """At once, not when the running cells are done: files are written whole or not at all, so nothing is lost but time."""
+    workers = list((pool._processes or {}).values())
+    pool.shutdown(wait=False, cancel_futures=True)
+    for worker in workers:
+        worker.terminate()
+
+
+def _clear_old(place: Path) -> None:
+    """What a killed process left behind. Younger files may be another arena's, which works in the same folder."""
+    for left in place.glob(f"{UNFINISHED}*"):
+        with suppress(FileNotFoundError):
+            if time.time() - left.stat().st_mtime > ABANDONED:
+                left.unlink()
 
 
 def _by_stream(cells: Iterable[Cell]) -> list[list[Cell]]:
@@ -156,7 +185,12 @@ def _safe(name: str) -> str:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    return json.loads(path.read_text()) if path.exists() else None
+    """None where it is not there, or cannot be read: then it is made again."""
+    try:
+        found = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _expect(path: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ loads, floors and exact optima of the batches are all known.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +25,19 @@ from equipoise.training.batches import Batches
 from equipoise.training.checkpoint import WHOLE
 from equipoise.training.config import Config, read
 from equipoise.training.corpus import prepare
-from equipoise.training.scores import watch_scores
+from equipoise.training.scores import choose_layers, watch_scores
 
 
 @torch.no_grad()
 def record(
-    run: str | Path, out: str | Path, *, data: str | None = None, batches: int = 30, batch_size: int | None = None
+    run: str | Path,
+    out: str | Path,
+    *,
+    data: str | None = None,
+    batches: int = 30,
+    batch_size: int | None = None,
+    layers: Sequence[str] = (),
+    on_batch: Callable[[], None] = lambda: None,
 ) -> Trace:
     """Keep the scores of a run's newest checkpoint over text.
 
@@ -39,6 +47,8 @@ def record(
         data: a text file or folder; by default what the run trained on.
         batches: how many.
         batch_size: sequences in each; by default the run's.
+        layers: names of layers to keep, or patterns; all by default.
+        on_batch: called after every batch.
     """
     if batches < 1 or (batch_size is not None and batch_size < 1):
         raise ValueError(f"cannot record {batches} batches of {batch_size or 'some'} sequences: both are at least 1")
@@ -48,13 +58,14 @@ def record(
     texts = Batches(_tokens(config, data), config.model.sequence_length, size, config.seed)
     about = {"gate": config.model.score, "model": str(run), "step": step, "data": data or config.data}
     about["sequence_length"] = config.model.sequence_length
-    names = list(net.moe_layers)
+    names = choose_layers(list(net.moe_layers), layers)
     with TraceWriter(out, top_k=config.model.top_k, layers=names, about=about) as writer:
         for number in range(batches):
             with watch_scores(net) as scores:
                 net(texts[number][0])
             for name in names:
                 _append(writer, net, number, name, scores[name])
+            on_batch()
     return Trace.open(out)
 
 

@@ -6,6 +6,7 @@ compressing them, so an array lies in the file as it would in memory, and only i
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import zipfile
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ class Recorded(Stream):
     layer: int
     records: tuple[int, ...]
     """the steps of the training that batches are of"""
+    digest: str = ""
+    """of the last batch's scores: another trace in the same folder has other results"""
 
     @classmethod
     def of(cls, folder: str | Path, layer: int | str = 0) -> Recorded:
@@ -43,6 +46,9 @@ class Recorded(Stream):
             )
         first = trace.record(index, steps[0])
         rows, experts = first.scores.shape
+        if not rows:
+            raise TraceError(f"step {steps[0]} of layer {trace.layers[index]!r} in {folder} has no tokens")
+        digest = hashlib.sha256(trace.record(index, steps[-1]).scores.tobytes(), usedforsecurity=False).hexdigest()
         groups = trace.about.get("groups")
         return cls(
             name=f"{_title(Path(folder))}:{trace.layers[index]}",
@@ -56,6 +62,7 @@ class Recorded(Stream):
             folder=str(Path(folder).resolve()),
             layer=index,
             records=tuple(steps),
+            digest=digest,
         )
 
     def batch(self, step: int) -> Batch:
@@ -64,18 +71,28 @@ class Recorded(Stream):
         folder, number = Path(self.folder) / f"{self.layer:03}", self.records[step]
         whole = folder / f"{number:09}.whole.npz"
         scores = mapped(whole, "scores") if whole.exists() else _sample(folder, number)
-        return Batch(torch.from_numpy(np.ascontiguousarray(scores, np.float32)))
+        batch = Batch(torch.from_numpy(np.ascontiguousarray(scores, np.float32)))
+        if not torch.isfinite(batch.scores).all():
+            token, expert = (~torch.isfinite(batch.scores)).nonzero()[0].tolist()
+            raise TraceError(
+                f"{self.name}: step {number} has the score {batch.scores[token, expert]} (token {token}, expert {expert}): "
+                "record it again, with logits in float32"
+            )
+        return batch
 
     @property
     def identity(self) -> str:
-        """The header is part of it: another trace in the same folder has other results."""
+        """The header is part of it, since it says how scores were made."""
         return super().identity + (Path(self.folder) / "trace.json").read_text()
 
 
 def mapped(path: Path, name: str) -> np.ndarray:
-    """An array of an .npz file, as a read-only map of the file."""
-    with zipfile.ZipFile(path) as archive:
-        entry = archive.getinfo(f"{name}.npy")
+    """An array of an .npz file, as a map of the file that never writes to it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entry = archive.getinfo(f"{name}.npy")
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise TraceError(f"{path} is truncated or is not of an equipoise trace: {error}") from error
     if entry.compress_type != zipfile.ZIP_STORED:
         raise TraceError(f"{path} is compressed and cannot be mapped: write traces with TraceWriter")
     with path.open("rb") as file:

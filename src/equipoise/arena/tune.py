@@ -90,6 +90,7 @@ def advise(results: Sequence[Result], seed: int = 0) -> Advice:
     ours, theirs = _halves(best)[1], _halves(other)[1]
     low, high = _interval(theirs - ours, seed)
     level = float(ours.mean())
+    unit = level or 1.0  # nothing is left where every token takes every expert
     tried = [each.rate for each in results if each.balancer == best.balancer and each.rate is not None]
     return Advice(
         stream=best.stream,
@@ -101,9 +102,9 @@ def advise(results: Sequence[Result], seed: int = 0) -> Advice:
         next_balancer=other.balancer,
         next_rate=other.rate,
         next_imbalance=float(theirs.mean()),
-        difference=float((theirs - ours).mean()) / level,
-        low=low / level,
-        high=high / level,
+        difference=float((theirs - ours).mean()) / unit,
+        low=low / unit,
+        high=high / unit,
         within_noise=low <= 0 <= high,
         edge=len(tried) > 1
         and best.rate in (min(tried), max(tried))

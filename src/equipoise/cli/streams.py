@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import importlib.util
 import json
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -159,30 +162,70 @@ def _add_record(verbs: Any) -> None:
     record = verbs.add_parser(
         "record",
         help="run a trained model over text and keep its routers' scores",
-        description="Run the newest checkpoint of a training over text, and keep the scores of every router in a trace.",
+        description="Run a model over text, and keep the scores of every router in a trace: the newest checkpoint of a "
+        "training, or a Hugging Face model's folder (safetensors only; no code of it is run). Nothing learns.",
         epilog="examples:\n  equipoise record runs/a --out scores/a\n"
-        "  equipoise record runs/a --data my_texts/ --steps 50 --out scores/b\n"
-        "  equipoise arena scores/a",
+        "  equipoise record runs/a --text my_texts/ --steps 50 --out scores/b\n"
+        "  equipoise record my-model/ --text my_texts/ --batch-size 4 --sequence-length 1024 --out scores/c\n"
+        "  equipoise arena scores/c",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    record.add_argument("folder", metavar="RUN", help="the folder of a training")
+    record.add_argument("folder", metavar="MODEL_DIR", help="the folder of a training, or of a Hugging Face model")
     record.add_argument("--out", required=True, metavar="FOLDER", help="where the trace goes: a new folder")
     record.add_argument(
-        "--data", help="a text file or folder, encoded by the training's tokenizer (default: its training texts)"
+        "--text", "--data", dest="data", help="a text file or folder (default, for a training: its own texts)"
     )
     record.add_argument(
         "--steps", dest="batches", type=int, default=30, metavar="N", help="batches (default: %(default)s)"
     )
-    record.add_argument("--batch-size", type=int, help="sequences in a batch (default: the training's)")
+    record.add_argument("--batch-size", type=int, help="sequences in a batch (default: the training's, or 8)")
+    record.add_argument("--layer", nargs="+", default=(), metavar="NAME", help="only these; * stands for anything")
+    own = record.add_argument_group("of a Hugging Face model only")
+    own.add_argument("--sequence-length", type=int, metavar="N", help="tokens in a sequence (default: 512 at most)")
+    own.add_argument("--device", help="cpu (default), cuda, or auto to spread it over what there is")
+    own.add_argument("--dtype", help="to compute in, such as float32 (default: as the weights are stored)")
     record.set_defaults(run=_record)
 
 
 def _record(options: argparse.Namespace) -> None:
-    from equipoise.arena.record import record
+    folder = Path(options.folder)
+    same: dict[str, Any] = {"data": options.data, "batches": options.batches, "layers": options.layer}
+    ours = {name: getattr(options, name) for name in ("sequence_length", "device", "dtype")}
+    ours = {name: value for name, value in ours.items() if value is not None}
+    if options.batch_size is not None:
+        same["batch_size"] = options.batch_size
+    if (folder / "config.yaml").exists():
+        if ours:
+            raise ValueError(
+                f"--{next(iter(ours)).replace('_', '-')} is for a Hugging Face model, and {folder} is a training"
+            )
+        from equipoise.arena.record import record
+    elif (folder / "config.json").exists():
+        if options.data is None:
+            raise ValueError("a Hugging Face model brings no texts along: name some by --text")
+        from equipoise.integrations.huggingface.recording import record_model as record  # type: ignore[assignment]
+    else:
+        raise ValueError(
+            f"{folder} is not the folder of a training (there is no config.yaml in it), nor of a Hugging Face "
+            "model (no config.json)"
+        )
+    with _bar(options.batches) as advance:
+        trace = record(folder, options.out, **same, **ours, on_batch=advance)
+    kept = len(trace.steps(0))
+    few = "" if kept == options.batches else f" (of {options.batches}: the text ended)"
+    layers = "1 layer" if len(trace.layers) == 1 else f"{len(trace.layers)} layers"
+    print(f"{options.out}: {kept} batches{few} of {layers}. Next: equipoise arena {options.out}")
 
-    trace = record(
-        options.folder, options.out, data=options.data, batches=options.batches, batch_size=options.batch_size
-    )
-    print(
-        f"{options.out}: {options.batches} batches of {len(trace.layers)} layers. Next: equipoise arena {options.out}"
-    )
+
+@contextlib.contextmanager
+def _bar(batches: int) -> Iterator[Callable[[], None]]:
+    """A progress bar on the terminal's error stream, if somebody looks and rich is there."""
+    if not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        job = bar.add_task("batches", total=batches)
+        yield lambda: bar.advance(job)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import fnmatch
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -39,3 +40,11 @@ def _keep(seen: dict[str, Tensor], name: str) -> Any:
         seen[name] = score_function(router.score)(logits).cpu()
 
     return hook
+
+
+def choose_layers(found: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """Those of the layers that a name or pattern stands for, in the model's order; all where nothing is wanted."""
+    for pattern in wanted:
+        if not fnmatch.filter(found, pattern):
+            raise ValueError(f"no layer {pattern!r}: there are {', '.join(found)}")
+    return [name for name in found if not wanted or any(fnmatch.fnmatch(name, pattern) for pattern in wanted)]

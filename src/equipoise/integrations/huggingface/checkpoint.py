@@ -73,7 +73,7 @@ def read_plan(folder: Path) -> Plan:
 def read_biases(folder: Path, plan: Plan) -> Iterator[StoredBias]:
     """Every correction bias of a checkpoint, with its gate's weights."""
     safe_open = require("safetensors", extra="hf").safe_open
-    homes = _homes(folder)
+    homes = weight_files(folder)
     for key in sorted((key for key in homes if _is_bias(key, plan)), key=_in_order):
         with safe_open(homes[key], framework="pt") as file:
             bias = file.get_tensor(key).reshape(-1)
@@ -85,7 +85,7 @@ def read_biases(folder: Path, plan: Plan) -> Iterator[StoredBias]:
         yield StoredBias(key, bias, gate)
 
 
-def _homes(folder: Path) -> dict[str, Path]:
+def weight_files(folder: Path) -> dict[str, Path]:
     """key -> the file that holds it."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
@@ -99,10 +99,14 @@ def _homes(folder: Path) -> dict[str, Path]:
         raise FileNotFoundError(
             f"{folder} holds no .safetensors file. Pickled checkpoints (.bin, .pt) are not opened: convert them first"
         )
+    safetensors = require("safetensors", extra="hf")
     homes: dict[str, Path] = {}
     for path in files:
-        with require("safetensors", extra="hf").safe_open(path, framework="pt") as file:
-            homes |= dict.fromkeys(file.keys(), path)
+        try:
+            with safetensors.safe_open(path, framework="pt") as file:
+                homes |= dict.fromkeys(file.keys(), path)
+        except safetensors.SafetensorError as error:
+            raise ValueError(f"{path} is damaged, or not a safetensors file ({error}): fetch it again") from error
     return homes
 
 

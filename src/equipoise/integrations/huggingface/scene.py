@@ -54,6 +54,8 @@ class Scene:
 
     def __init__(self) -> None:
         self.live = True
+        self.records = False
+        """whether forwards are seen that do not train: where scores are recorded and nothing learns"""
         self.depth = 0
         self.trains = False
         self.backward_seen = False
@@ -118,6 +120,8 @@ class Scene:
 
     def counts(self, block: nn.Module) -> bool:
         """Whether what this block routes now is to be counted."""
+        if self.records:
+            return self.live
         if not self.live or not block.training:
             return False
         if in_backward():
