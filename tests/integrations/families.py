@@ -81,7 +81,7 @@ class Family:
     def _build(self) -> torch.nn.Module:
         config = self.config()
         if self.parts is not None:
-            return getattr(self._module(), self.parts[1])(config)
+            return self._part("modeling", self.parts[1])(config)
         try:
             return transformers.AutoModelForCausalLM.from_config(config)
         except ValueError:
@@ -89,13 +89,14 @@ class Family:
 
     def _config_class(self) -> Any:
         if self.parts is not None:
-            return getattr(self._module("configuration"), self.parts[0])
+            return self._part("configuration", self.parts[0])
         cls = CONFIG_MAPPING[self.name]
         inner = getattr(cls, "sub_configs", {}).get("text_config")
         return cls if inner is None else type(cls().text_config)
 
-    def _module(self, kind: str = "modeling") -> Any:
-        return importlib.import_module(f"transformers.models.{self.name}.{kind}_{self.name}")
+    def _part(self, kind: str, name: str) -> Any:
+        module = importlib.import_module(f"transformers.models.{self.name}.{kind}_{self.name}")
+        return getattr(module, name, None) or getattr(module, name.replace("VLMoe", "VL_Moe"))  # as 5.0 spelt it
 
 
 def _is_a_number(config: Any, name: str) -> bool:
@@ -140,7 +141,7 @@ WITH_BIAS = [
         grouped=True,
     ),
     Family("glm5_next", GATE, "sigmoid", {**SPARSE, "qk_rope_head_dim": 0}, grouped=True),
-    Family("glm_moe_dsa", GATE, "sigmoid", grouped=True),
+    Family("glm_moe_dsa", GATE, "sigmoid", SPARSE, grouped=True),
     Family("hy_v3", BLOCK, "sigmoid"),
     Family("hy_v4", GATE, "sigmoid", grouped=True),
     Family("inkling", GATE, "sigmoid", SPARSE, parts=("InklingTextConfig", "InklingForCausalLM")),
@@ -206,7 +207,7 @@ WITHOUT_BIAS = [
     Family("qwen3_moe"),
     Family("qwen3_next"),
     Family("qwen3_omni_moe", parts=("Qwen3OmniMoeTextConfig", "Qwen3OmniMoeThinkerTextModel")),
-    Family("qwen3_vl_moe"),
+    Family("qwen3_vl_moe", overrides={"pad_token_id": 0}),  # 5.0's config has none, and its model asks for it
     Family("qwen4_exp"),
     Family("unlimited_ocr", parts=("UnlimitedOcrTextConfig", "UnlimitedOcrTextModel")),
 ]
@@ -223,20 +224,38 @@ NOT_BUILT = {"diffusion_gemma": "its text model is not built apart from its diff
 """families not tested, and why"""
 
 
-OLD = tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 13)
-NOT_IN_OLD = {
-    "jamba": "wants kernels for its mamba layers",
-    **dict.fromkeys(("aria", "granitemoe", "granitemoehybrid", "granitemoeshared"), "choose inside their experts"),
-    **dict.fromkeys(("ernie4_5_vl_moe", "qwen3_vl_moe", "qwen3_omni_moe", "dbrx"), "want other configs than here"),
+VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+NEWEST = (5, 22)
+"""the version that has every family above"""
+SINCE = {
+    "aria": ((5, 18), "chooses without torch.topk"),
+    **dict.fromkeys(("granitemoe", "granitemoehybrid", "granitemoeshared"), ((5, 13), "has no router to balance")),
 }
-"""families that this file does not build with a transformers older than 5.13, and why"""
+"""families that chose inside their experts before a version of transformers, and what is said of them there"""
+LOGITS_SINCE = {"afmoe": (5, 4), "longcat_flash": (5, 19)}
+"""families whose gate returned no logits before a version"""
+BROKEN = {(5, 4): ("ernie4_5_moe", "ernie4_5_vl_moe", "olmoe")}
+"""families whose own default config is refused by huggingface_hub 1.33: an int is declared and a bool given"""
 
 
 def present(families: list[Family]) -> list[Family]:
-    """Those the installed transformers has."""
-    return [
-        family
-        for family in families
-        if importlib.util.find_spec(f"transformers.models.{family.name}") is not None
-        and not (OLD and family.name in NOT_IN_OLD)
-    ]
+    """Those the installed transformers has, in a form that can be balanced."""
+    return [family for family in families if _is_installed(family) and not _is_too_old(family)]
+
+
+def too_old(families: list[Family]) -> list[Family]:
+    """Those the installed transformers has in an older form, which is refused."""
+    return [family for family in families if _is_installed(family) and _is_too_old(family)]
+
+
+def returns_logits(family: Family) -> bool:
+    return LOGITS_SINCE.get(family.name, (5, 0)) <= VERSION
+
+
+def _is_installed(family: Family) -> bool:
+    built = family.name not in BROKEN.get(VERSION, ())
+    return built and importlib.util.find_spec(f"transformers.models.{family.name}") is not None
+
+
+def _is_too_old(family: Family) -> bool:
+    return family.name in SINCE and SINCE[family.name][0] > VERSION

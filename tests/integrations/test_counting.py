@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import equipoise
-from tests.integrations.tools import LENGTH, ROWS, batch, forward, shift_of, tiny
+from tests.integrations.tools import LENGTH, ROWS, batch, choice, forward, shift_of, tiny
 
 KINDS = [
     "deepseek_v3",
@@ -226,7 +226,7 @@ def test_expert_parallel_indices_are_recomputed():
     seat.router.experts._is_expert_parallel = True
     seat.scene.trains, seat.scene.depth = True, 1
     hidden, router = torch.randn(6, 32), seat.router
-    _, weights, indices = router.gate(hidden)
+    indices, weights = choice(router.block, hidden)
     seat.see_choice(router.experts, (hidden, torch.full_like(indices, 8), weights), {})
     assert torch.equal(seat.tallies[0].loads, torch.bincount(indices.flatten(), minlength=8))
 

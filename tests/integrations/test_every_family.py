@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import equipoise
-from tests.integrations.families import OLD, WITH_BIAS, WITHOUT_BIAS, present
+from tests.integrations.families import WITH_BIAS, WITHOUT_BIAS, present, returns_logits
 from tests.integrations.tools import batch, forward, witnessed_loads
 
 
@@ -58,7 +58,7 @@ def test_without_a_bias_the_choice_is_shifted(family):
 @pytest.mark.parametrize("family", present(WITH_BIAS), ids=str)
 def test_rules_that_look_at_scores_agree_with_the_core(family, name):
     model, inputs, logits = family.model().train(), batch(padded=True), []
-    if OLD and family.name in ("longcat_flash", "afmoe"):
+    if not returns_logits(family):
         with pytest.raises(ValueError, match="does not return its logits"):
             equipoise.balance(model, name)
         return

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import equipoise
-from tests.integrations.tools import BY_NAME, batch, forward, shift_of, tiny
+from tests.integrations.tools import batch, choice, forward, shift_of, tiny
 
 
 def train(model, optimizer, steps=2, each=None):
@@ -103,15 +103,10 @@ def test_a_router_gone_around_is_named():
     balancing = equipoise.balance(model)
     block = model.model.layers[1].mlp
     experts = block.experts
-    block.forward = lambda hidden: experts.forward(hidden[0], *_choice(block, hidden)).unsqueeze(0)  # a fused kernel
+    block.forward = lambda hidden: experts.forward(hidden[0], *choice(block, hidden)).unsqueeze(0)  # a fused kernel
     forward(model, {**batch(), "input_ids": batch()["input_ids"][:1], "attention_mask": None}).backward()
     with pytest.raises(RuntimeError, match=r"not counted: model\.layers\.1\.mlp"):
         balancing.step()
-
-
-def _choice(block, hidden):
-    _, weights, indices = block.gate(hidden)
-    return indices, weights
 
 
 def test_a_model_is_balanced_once():
@@ -169,8 +164,7 @@ def test_metrics_name_the_worst_layer():
 
 
 def test_the_table_says_what_was_found():
-    model = BY_NAME["deepseek_v4"].model()
-    shown = str(equipoise.balance(model))
+    shown = str(equipoise.balance(tiny("deepseek_v4")))
     assert "sqrt_softplus" in shown
     assert "gate.e_score_correction_bias (buffer)" in shown
     assert "left alone: model.layers.0.mlp (hash router" in shown

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from equipoise.extras import require
+from equipoise.integrations.huggingface.weights import fingerprint
 
 if TYPE_CHECKING:
     from equipoise.integrations.huggingface.balancing import Balancing
@@ -28,6 +29,7 @@ def save(balancing: Balancing, folder: Path) -> Path:
     """Write the state into `folder`, whole or not at all."""
     tensors = {key: value.detach().cpu().clone().contiguous() for key, value in state(balancing).items()}
     metadata = {"equipoise": _FORMAT, "steps": str(balancing.steps), "dropped": str(balancing.dropped)}
+    metadata["weights"] = fingerprint(balancing.seats)
     folder.mkdir(parents=True, exist_ok=True)
     path, unfinished = folder / NAME, folder / f".{NAME}.{os.getpid()}"
     try:
@@ -58,7 +60,8 @@ class SaveBeside:
         return SaveBeside(None, copy.deepcopy(self.own, memo))
 
 
-def load(balancing: Balancing, folder: Path) -> None:
+def load(balancing: Balancing, folder: Path) -> str:
+    """Take over the state in `folder`, and return the fingerprint of the weights it was saved beside."""
     path = folder / NAME if folder.is_dir() else folder
     if not path.is_file():
         raise FileNotFoundError(
@@ -71,6 +74,7 @@ def load(balancing: Balancing, folder: Path) -> None:
         raise ValueError(f"{path} was not written by equipoise, or by another version of it")
     take_over(balancing, tensors, source=str(path))
     balancing.steps, balancing.dropped = int(metadata["steps"]), int(metadata["dropped"])
+    return metadata.get("weights", "{}")
 
 
 def state(balancing: Balancing) -> dict[str, Tensor]:
