@@ -68,6 +68,12 @@ def test_level_rules_are_both_in_front():
     assert {each.balancer: each.level for each in standings(Cells("x", rows))} == {"a": 1, "b": 1, "c": 0}
 
 
+def test_unfinished_streams_do_not_rank():
+    rows = [*two_streams(), cell("begun", "none", None, 0.9)]
+    assert "on 2 streams, each at its best rate, curvature is the most even" in answer(Cells("x", rows, missing=3))
+    assert {each.balancer: each.level for each in standings(Cells("x", rows))}["none"] == 0
+
+
 def test_no_cell_beats_the_frontier():
     dice = np.random.default_rng(0)
     rows = [cell("s", "x", float(n), *dice.random(2)) for n in range(40)]

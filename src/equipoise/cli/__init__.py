@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"equipoise: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
-        print(f"equipoise: {stop or 'stopped'}", file=sys.stderr)
+        print(f"equipoise: {str(stop) or 'stopped'}", file=sys.stderr)
         return getattr(stop, "exit_code", 130)
     return 0
 

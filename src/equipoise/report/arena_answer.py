@@ -34,11 +34,17 @@ def is_level(row: Row, rows: list[Row]) -> bool:
     return row["steady_imbalance"] <= (1 + LEVEL) * min(each["steady_imbalance"] for each in rows)
 
 
+def compared(cells: Cells) -> list[str]:
+    """The streams that every balancer has finished: on others whoever came first would be in front. All, where none is."""
+    whole = [stream for stream in cells.streams if len(cells.best_rates(stream)) == len(cells.balancers)]
+    return whole or cells.streams
+
+
 def standings(cells: Cells) -> list[Standing]:
     """Every balancer, the one most often in front first."""
     found = []
     for name in cells.balancers:
-        every = [cells.best_rates(stream) for stream in cells.streams]
+        every = [cells.best_rates(stream) for stream in compared(cells)]
         best = [(row, rows) for rows in every for row in rows if row["balancer"] == name]
         over = [row["over_floor"] for row, _ in best]
         mean = float(np.exp(np.mean(np.log(np.maximum(over, 1e-9))))) if None not in over else None
@@ -69,7 +75,7 @@ def _many_streams(cells: Cells) -> str:
     ranked = standings(cells)
     first, others = ranked[0], [each for each in ranked[1:4] if each.level]
     told = (
-        f"Of {len(ranked)} balancers on {len(cells.streams)} streams, each at its best rate, {first.balancer} is the "
+        f"Of {len(ranked)} balancers on {len(compared(cells))} streams, each at its best rate, {first.balancer} is the "
         f"most even, or within {LEVEL:.0%} of that, on {first.level}"
     )
     told += "".join(f", {each.balancer} on {each.level}" for each in others) + "."
