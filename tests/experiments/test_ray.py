@@ -19,19 +19,29 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    """Two CPUs, little memory, no dashboard, and short paths: Ray's sockets have names of at most 107 letters."""
+def cluster():
+    """Two CPUs, little memory, no dashboard; in Ray's own folder, since its sockets have names of at most 107 letters."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        made = ray.init(
+        yield started().address_info["gcs_address"]
+        ray.shutdown()
+
+
+def started(tries=4):
+    """Ray gives its parts 30 seconds to start; a busy machine may need a second round."""
+    try:
+        return ray.init(
             num_cpus=2,
             include_dashboard=False,
             object_store_memory=80 * 2**20,
             log_to_driver=False,
             logging_level="ERROR",
         )
-        yield made.address_info["gcs_address"]
+    except Exception:
         ray.shutdown()
+        if tries == 1:
+            raise
+        return started(tries - 1)
 
 
 @pytest.fixture
