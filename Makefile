@@ -54,6 +54,7 @@ bench: $(INSTALLED)
 bench-arena: $(INSTALLED)
 	$(BIN)/python benchmarks/arena_full.py
 	$(BIN)/python benchmarks/arena_full.py --tally-every 8
+	$(BIN)/python benchmarks/arena_training.py
 	$(BIN)/python benchmarks/arena_replay.py
 	$(BIN)/python benchmarks/arena_throughput.py
 
