@@ -173,7 +173,13 @@ WITHOUT_BIAS = [
         "dbrx",
         overrides={
             "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
-            "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": NUM_EXPERTS, "moe_top_k": TOP_K},
+            # before 5.13 its router took ffn_hidden_size for the model's width: both must be one number
+            "ffn_config": {
+                "hidden_size": 32,
+                "ffn_hidden_size": 32,
+                "moe_num_experts": NUM_EXPERTS,
+                "moe_top_k": TOP_K,
+            },
         },
     ),
     Family("deepseek_ocr2", overrides=SPARSE, parts=("DeepseekOcr2TextConfig", "DeepseekOcr2TextModel")),

@@ -8,8 +8,8 @@ It reads what torchtitan counts (`moe.tokens_per_expert_E`, in float32), halves 
 reduces it over the same meshes, updates one balancer per layer, writes `moe.expert_bias_E` and clears the counts. Buffers of
 older releases, without the `_E`, are read too. `register.balancers.state_dict()` is what a rule remembers, for your checkpoint.
 
-Tried here with torchtitan 0.3's MoE layer in one CPU process. Not run: its meshes on several ranks, a
-torchtitan training, expert or tensor parallelism, DTensor buffers.
+Tested with the MoE layer of torchtitan 0.3.0 in one CPU process without triton (`make test-all` fetches it). Not run: meshes
+on several ranks, a torchtitan training, expert or tensor parallelism, DTensor buffers.
 """
 
 from __future__ import annotations

@@ -5,11 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from equipoise.integrations.huggingface.routers import plain_name
 from equipoise.integrations.huggingface.scene import Scene
 from equipoise.integrations.huggingface.seat import Seat
+
+
+def check_model(model: Any) -> None:
+    """What cannot be balanced at all, and why."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"a model to balance is a torch.nn.Module, not {type(model).__name__}: put parts of one into a ModuleList"
+        )
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            "call equipoise.balance outside of torch.inference_mode(): what is made in it can never be updated"
+        )
 
 
 def models_around(model: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[nn.Module]:

@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from equipoise.integrations.huggingface.attaching import clear_copied_seats, models_around
-from equipoise.integrations.huggingface.following import follow
+from equipoise.integrations.huggingface.attaching import check_model, clear_copied_seats, models_around
+from equipoise.integrations.huggingface.following import check_optimizer, follow
 from equipoise.integrations.huggingface.making import Maker, make_dual
 from equipoise.integrations.huggingface.routers import find_routers
 from equipoise.integrations.huggingface.scene import Scene, check_backward_is_seen
@@ -64,6 +64,8 @@ def balance(
         >>> balancing = equipoise.balance(model, "moonlight", optimizer=optimizer)       # doctest: +SKIP
         >>> print(balancing)                                                             # doctest: +SKIP
     """
+    if optimizer is not None:
+        check_optimizer(optimizer)
     balancing = Balancing(model, balancer, group=group, skip=skip, **options)
     if trace is not None:
         balancing.record(trace, trace_scores)
@@ -85,6 +87,7 @@ class Balancing:
         **options: object,
     ) -> None:
         check_backward_is_seen()
+        check_model(model)
         shifts = clear_copied_seats(model)
         found = find_routers(model, skip)
         self.model = model
@@ -115,6 +118,7 @@ class Balancing:
 
     def step(self) -> None:
         """Update every balancer by what was counted since the last step. Call it once after every `optimizer.step()`."""
+        self._check_attached()
         self._check_counted()
         tallies = {seat.name: seat.take() for seat in self.seats}
         devices = {tally.loads.device for tally in tallies.values()}
@@ -148,6 +152,7 @@ class Balancing:
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """Step after every step of this optimizer, and drop what was counted where its step is skipped."""
+        check_optimizer(optimizer)
         self._undo += follow(self, optimizer)
 
     @property
@@ -249,6 +254,7 @@ class Balancing:
         """Take over the state that `save` wrote."""
         from equipoise.integrations.huggingface.sidecar import load
 
+        self._check_attached()
         load(self, Path(folder))
         return self
 
@@ -282,17 +288,24 @@ class Balancing:
     def _watch_forwards(self) -> None:
         myself = weakref.ref(self)
 
-        def begins() -> None:
+        def tell(what: Callable[[Seat], None]) -> None:
             balancing = myself()
             for seat in balancing.seats if balancing is not None else ():
-                seat.refresh()
+                what(seat)
 
-        self.scene.begins = begins
+        self.scene.begins = lambda: tell(Seat.begin)
+        self.scene.fails = lambda: tell(Seat.fail)
         for module in models_around(self.model, [seat.router.block for seat in self.seats]):
             self._handles += self.scene.attach(module)
         for module in self.model.modules():  # a layer with routers for text and for pictures
             if hasattr(module, "text_moe") and hasattr(module, "vision_moe"):
                 self._handles.append(module.register_forward_pre_hook(self.scene.see_kinds, with_kwargs=True))
+
+    def _check_attached(self) -> None:
+        if not self.scene.live:
+            raise RuntimeError(
+                "this balancing was detached from its model: call equipoise.balance(model) for a new one"
+            )
 
     def _check_counted(self) -> None:
         if not any(seat.tallies for seat in self.seats):

@@ -38,6 +38,16 @@ class Bias:
         value = self.tensor
         return id(value), value._version, value.dtype, 0 if _is_sharded(value) else value.data_ptr()
 
+    def check_writable(self) -> None:
+        if self.tensor.is_meta:
+            raise ValueError(
+                f"{self.path} is on the meta device and has no values yet: load the model's weights, then balance it"
+            )
+        if self.tensor.is_inference():
+            raise ValueError(
+                f"{self.path} was made in torch.inference_mode() and can never be updated: make the model outside of it"
+            )
+
     @torch.no_grad()
     def read(self) -> Tensor:
         """(E,) float32, a copy. Under FSDP2 a sharded parameter is gathered: every rank must call it."""

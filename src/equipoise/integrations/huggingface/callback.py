@@ -63,7 +63,7 @@ def _resume(balancing: Balancing, args: Any, state: Any) -> None:
             return
     if not balancing.loaded:
         raise FileNotFoundError(
-            f"training resumes at step {state.global_step}, but there is no {sidecar.NAME} in {' or '.join(map(str, folders))}: "
+            f"training resumes at step {state.global_step}, but {' or '.join(map(str, folders))} has no {sidecar.NAME}: "
             "call balancing.load(folder) before trainer.train(), with the checkpoint's folder"
         )
 

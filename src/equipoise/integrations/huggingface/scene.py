@@ -64,6 +64,8 @@ class Scene:
         """(T,) bool: tokens of a picture, where a layer has routers of its own for them (ernie4_5_vl_moe)"""
         self.begins: Callable[[], None] | None = None
         """called where a training forward begins"""
+        self.fails: Callable[[], None] | None = None
+        """called where a training forward ends in an exception: out of memory, and tried again with less"""
         self._padding: Tensor | None = None
         self._place: dict[nn.Module, int] = {}
         self._warned = False
@@ -110,6 +112,8 @@ class Scene:
         if self.depth:
             self.depth -= 1
         if self.depth == 0:
+            if output is None and self.trains and self.fails is not None:  # torch hands over None after an exception
+                self.fails()
             self._padding = self.kinds = None
             self.trains = False
 

@@ -32,6 +32,8 @@ class Seat:
         self.scene = scene
         self.needs_scores = type(balancer.direction).count is not Direction.count
         self.tallies: list[Tally] = []
+        self.sure = 0
+        """how many of them are of forwards that have ended: one that ends in an exception is not counted"""
         self.entered = False
         """whether its block was called in training since the last step"""
         self.seen = False
@@ -46,6 +48,7 @@ class Seat:
         _check_possible(router, balancer, self.needs_scores)
         with torch.no_grad():
             if router.bias is not None:
+                router.bias.check_writable()
                 balancer.shift.copy_(router.bias.read())
             self.mean = balancer.shift.double().mean()
             """the loaded bias's mean: it is kept, since a rule that lets it drift ends in large numbers with few digits left"""
@@ -176,6 +179,16 @@ class Seat:
         self.entered = self.seen = True
         if self.observer is not None:
             self.observer(self, experts if padding is None else experts[~padding], _kept(scores, padding))
+
+    def begin(self) -> None:
+        """A training forward begins."""
+        self.sure = len(self.tallies)
+        self.refresh()
+
+    def fail(self) -> None:
+        """It ended in an exception: what was counted on the way is taken back."""
+        del self.tallies[self.sure :]
+        self.entered = bool(self.tallies)
 
     # ---- what is done at a step
 

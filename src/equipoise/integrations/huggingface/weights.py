@@ -1,7 +1,7 @@
 """Weights: notice that a resumed training has not been given back the experts and gates it was saved with.
 
 transformers 5 saves experts one by one, as the hub has them, and Trainer's `resume_from_checkpoint` loads that file without
-joining them again: experts (and mixtral's gates) stay as they were before, and only missing keys are logged. It is issue 48805 of
+joining them again: experts (and mixtral's gates) stay as they were, and only missing keys are logged. It is issue 48805 of
 transformers, and still so in 5.22.2. A bias that was learnt for other experts would go on as if nothing had happened, so the
 sidecar keeps a sum of each router's weights, and resuming compares.
 """
