@@ -91,7 +91,7 @@ def test_a_killed_training_costs_a_try_under_torchrun(cluster, base, tmp_path):
         os.kill(killed[-1], signal.SIGKILL)
 
     threading.Thread(target=kill, daemon=True).start()
-    steps = {**base, "steps": 200, "evaluate_every": 0, "checkpoint_every": 20}
+    steps = {**base, "steps": 80, "evaluate_every": 0, "checkpoint_every": 10}
     grid = Grid("ray", steps, [{"seed": [0]}])
     found = sweep(grid, tmp_path, engine="ray", cpus_per_trial=2, processes_per_trial=2)
     assert len(killed) >= 2
