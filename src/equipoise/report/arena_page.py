@@ -8,8 +8,6 @@ Built as the page of a comparison is (page.py): it holds everything, and without
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
@@ -18,8 +16,7 @@ from typing import Any
 from equipoise.report.arena_answer import LEVEL, answer, is_level, standings
 from equipoise.report.arena_figures import figures, tables
 from equipoise.report.arena_read import Cells, Row, read_arena
-from equipoise.report.page import _number, _resource, packed, plotly
-from equipoise.training.files import write_text
+from equipoise.report.shell import fill, number, save
 
 COLUMNS: Mapping[str, tuple[str, str]] = {
     "rate": ("rate", "{:g}"),
@@ -41,11 +38,7 @@ def report_arena(folder: str | Path, out: str | Path | None = None) -> Path:
 def write_page(cells: Cells, path: Path) -> Path:
     """Write the page, and each figure's data beside it as CSV."""
     sheets = tables(cells)
-    (path.parent / "figures").mkdir(parents=True, exist_ok=True)
-    for name, text in sheets.items():
-        write_text(path.parent / "figures" / f"{name}.csv", text)
-    write_text(path, page(cells, sheets))
-    return path
+    return save(path, page(cells, sheets), sheets)
 
 
 def page(cells: Cells, sheets: dict[str, str]) -> str:
@@ -56,13 +49,8 @@ def page(cells: Cells, sheets: dict[str, str]) -> str:
         "level": f"{LEVEL:.0%}",
         "best": best_table(cells),
         "cells": cells_table(cells),
-        "style": _resource("page.css") + _resource("arena.css"),
-        "script": _resource("common.js") + _resource("arena.js"),
-        "plotly": plotly(),
-        "data": packed(json.dumps({"figures": figures(cells), "csv": sheets}, separators=(",", ":"))),
     }
-    # one pass over the template: what is filled in is never looked at again
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], _resource("arena.html"))
+    return fill("arena", values, figures(cells), sheets)
 
 
 def best_table(cells: Cells) -> str:
@@ -78,7 +66,7 @@ def best_table(cells: Cells) -> str:
     if len(cells.streams) > 1:
         counted = {each.balancer: each for each in standings(cells)}
         ranks = [counted[name] for name in cells.balancers]
-        sums = {"mean x floor": [_number(each.over_floor, "{:.2f}") for each in ranks]}
+        sums = {"mean x floor": [number(each.over_floor, "{:.2f}") for each in ranks]}
         sums["streams in front"] = [str(each.level) for each in ranks]
         body += [["<tr class=sum>", *(f"<td>{value}</td>" for value in (name, *line))] for name, line in sums.items()]
     lines = "".join(f"{''.join(line)}</tr>" for line in body)
@@ -96,7 +84,7 @@ def cells_table(cells: Cells) -> str:
 
 def _cell_row(row: Row, stream: int) -> str:
     values = "".join(
-        f'<td data-value="{"" if row[name] is None else row[name]}">{_number(row[name], form)}</td>'
+        f'<td data-value="{"" if row[name] is None else row[name]}">{number(row[name], form)}</td>'
         for name, form in COLUMNS.values()
     )
     return f'<tr data-stream="{stream}"><td>{escape(row["balancer"])}</td>{values}<td>{escape(row["stream"])}</td></tr>'

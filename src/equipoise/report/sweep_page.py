@@ -5,17 +5,14 @@ Built as the page of a comparison is (page.py): it holds everything, and without
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
-from equipoise.report.page import _resource, _spread, packed, plotly
+from equipoise.report.shell import fill, save, with_spread
 from equipoise.report.sweep_answer import answer
 from equipoise.report.sweep_figures import figures, tables
 from equipoise.report.sweep_read import SHORT, Row, Sweep, read_sweep, written
-from equipoise.training.files import write_text
 
 COLUMNS = {
     "validation loss": ("validation_loss", "{:.4f}"),
@@ -28,11 +25,7 @@ def report_sweep(folder: str | Path, out: str | Path | None = None) -> Path:
     """Write the page, by default report.html in the folder, and each figure's data beside it as CSV."""
     sweep, path = read_sweep(Path(folder)), Path(out) if out else Path(folder) / "report.html"
     sheets = tables(sweep)
-    (path.parent / "figures").mkdir(parents=True, exist_ok=True)
-    for name, text in sheets.items():
-        write_text(path.parent / "figures" / f"{name}.csv", text)
-    write_text(path, page(sweep, sheets))
-    return path
+    return save(path, page(sweep, sheets), sheets)
 
 
 def page(sweep: Sweep, sheets: dict[str, str]) -> str:
@@ -44,13 +37,8 @@ def page(sweep: Sweep, sheets: dict[str, str]) -> str:
         "settings": table("settings", sweep, sweep.rows),
         "failed": failures(sweep.failed),
         "common": escape(", ".join(f"{SHORT.get(key, key)} {written(sweep.common.get(key))}" for key in _told(sweep))),
-        "style": _resource("page.css") + _resource("sweep.css"),
-        "script": _resource("common.js") + _resource("sweep.js"),
-        "plotly": plotly(),
-        "data": packed(json.dumps({"figures": figures(sweep), "csv": sheets}, separators=(",", ":"))),
     }
-    # one pass over the template: what is filled in is never looked at again
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], _resource("sweep.html"))
+    return fill("sweep", values, figures(sweep), sheets)
 
 
 def table(name: str, sweep: Sweep, rows: Iterable[Row]) -> str:
@@ -69,7 +57,7 @@ def failures(failed: list[Row]) -> str:
 
 def _cells(sweep: Sweep, row: Row) -> list[str]:
     settings = [written(row["settings"].get(key)) for key in sweep.axes]
-    figures = [_spread(row, name, form) for name, form in COLUMNS.values()]
+    figures = [with_spread(row, name, form) for name, form in COLUMNS.values()]
     return [row["label"], *settings, *figures, f"{row['finished']} of {row['trials']}"]
 
 
