@@ -98,6 +98,14 @@ def test_the_gain_finds_itself(drift, low, high):
     assert low <= float(balancer.direction.gain) <= high
 
 
+def test_many_experts_let_the_gain_move_faster():
+    """With 300 experts and few tokens the gain has to come down within some twenty steps; by a tenth at a time it was still 0.24."""
+    balancer = equipoise.balancer("curvature", 300, top_k=6)
+    for _ in replay(DriftingLogits(512, 300, steps=24, drift=0.0), balancer):
+        pass
+    assert float(balancer.direction.gain) < 0.2
+
+
 @pytest.mark.parametrize(("stream", "most"), [({}, 0.92), ({"drift": 0.03}, 0.97), ({"swap_at": 50}, 1.0)])
 def test_it_beats_quantile(stream, most):
     """The small, seeded form of benchmarks/bench_curvature.py."""

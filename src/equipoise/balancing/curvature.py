@@ -10,8 +10,8 @@ between k and l. A batch shows that density: a token whose K-th choice is a and 
 
 How far to trust one batch? The optimum wanders (the router learns) and each batch shows it through sampling noise: that is the
 setting of the Kalman filter, whose gain is right when successive residuals are uncorrelated. For a filter with gain g whose
-residuals have lag-one correlation r, the right gain is g + r (docs/curvature.md). So the gain moves by a tenth of the
-correlation it sees, and needs to know neither the noise nor the drift.
+residuals have lag-one correlation r, the right gain is g + r (docs/curvature.md). So the gain moves by a share of the
+correlation it sees (a tenth, more with many experts), and needs to know neither the noise nor the drift.
 
 Newton is for the neighbourhood. Where loads are far off (or a single expert's is), the shift moves to where the load is right
 along its own coordinate, read from a histogram of flip distances (flips.py). The same histogram bounds every Newton step by
@@ -39,7 +39,8 @@ _BOUNDARY = 0.1  # the share of tokens that should count as hesitating
 _BLURRED = 0.25  # the share at which the bandwidth is too wide to show a density
 _LEAST_BANDWIDTH, _MOST_BANDWIDTH = 1e-6, 1.0
 _MEMORY = 0.9  # of the averaged graph, and of the usual size of a residual
-_GAIN_RATE, _LEAST_GAIN = 0.1, 0.05
+_GAIN_RATE, _MOST_GAIN_RATE, _LEAST_GAIN = 0.1, 0.4, 0.05
+_FEW = 64  # experts, up to which the gain moves at the first rate
 _FAR = 0.3  # root mean square gap, relative to the target, beyond which the dual is not quadratic
 _FAR_ALONE = 0.5  # the same for one expert
 _SURE = 5.0  # standard deviations of sampling noise that no chance explains
@@ -128,7 +129,7 @@ class CurvatureMove(Direction):
         last_size = (self.last_gap.double() * self.last_step).sum().clamp_min(0)
         comparable = (size > 0) & (last_size > 0)
         correlation = (gap * self.last_step).sum() / (size * last_size).sqrt()
-        lasting = (self.gain + _GAIN_RATE * correlation).clamp(_LEAST_GAIN, 1.0)
+        lasting = (self.gain + _gain_rate(len(gap)) * correlation).clamp(_LEAST_GAIN, 1.0)
         self.gain.copy_(torch.where(comparable, lasting, self.gain))
         self.last_gap.copy_(gap)
         self.last_step.copy_(newton)
@@ -166,6 +167,11 @@ def _is_far(gap: Tensor, want: Tensor, noise: Tensor) -> Tensor:
     everybody = gap.square().sum() > torch.maximum(_SURE**2 * noise.sum(), _FAR**2 * want.square().sum())
     alone = gap.abs() > torch.maximum(_SURE * noise.sqrt(), _FAR_ALONE * want)
     return everybody | alone
+
+
+def _gain_rate(num_experts: int) -> float:
+    """The standard error of a correlation over E - 1 modes is 1 / sqrt(E - 1): many experts can be believed sooner."""
+    return min(_MOST_GAIN_RATE, _GAIN_RATE * max(1.0, ((num_experts - 1) / (_FEW - 1)) ** 0.5))
 
 
 def _without(far: Tensor, gap: Tensor) -> Tensor:
