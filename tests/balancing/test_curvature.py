@@ -99,7 +99,7 @@ def test_the_gain_finds_itself(drift, low, high):
 
 
 def test_many_experts_let_the_gain_move_faster():
-    """With 300 experts and few tokens the gain has to come down within some twenty steps; by a tenth at a time it was still 0.24."""
+    """Of 300 experts with few tokens the gain has to come down within some twenty steps; by tenths it was still 0.24."""
     balancer = equipoise.balancer("curvature", 300, top_k=6)
     for _ in replay(DriftingLogits(512, 300, steps=24, drift=0.0), balancer):
         pass
