@@ -199,7 +199,7 @@ WITHOUT_BIAS = [
     ),
     Family("granitemoeshared", score="identity"),
     Family("hunyuan_v1_moe"),
-    Family("jamba"),
+    Family("jamba", overrides={"use_mamba_kernels": False}),  # older ones want CUDA kernels otherwise
     Family("llama4", score="identity"),
     Family("mellum"),
     Family("minimax"),
