@@ -7,17 +7,9 @@ import pytest
 from equipoise.experiments.compare import compare
 from equipoise.report import report
 from equipoise.training import train
+from tests.experiments.conftest import SETTINGS
 from tests.training.conftest import own_cache, texts  # noqa: F401  fixtures of the trainings
-from tests.training.micro import MODEL
 
-SETTINGS = {
-    "steps": 4,
-    "batch_size": 4,
-    "warmup_steps": 1,
-    "validation_sequences": 8,
-    "evaluate_every": 2,
-    "model": MODEL,
-}
 SCHEMES = ["none", "deepseek", "inverse_sqrt", "quantile"]
 
 

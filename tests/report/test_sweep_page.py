@@ -6,7 +6,7 @@ import json
 import pytest
 
 from equipoise.experiments.grid import Grid
-from equipoise.experiments.jobs import record_failure
+from equipoise.experiments.job import record_failure
 from equipoise.experiments.sweep import conclude, enter
 from equipoise.report import report
 from equipoise.report.sweep_figures import best_by_rate

@@ -1,4 +1,4 @@
-"""attempt: one trial brought to its end by whoever holds its lock. Both engines do the same, here.
+"""attempt: one training brought to its end by whoever holds its lock. Both engines do the same, here.
 
 A trial is begun by taking the lock in its folder; who does not get it leaves the trial to the one who has it. Its training is a
 process of its own (torchrun, if it needs several), under a guard (guard.py). A training that was killed or stopped from outside
@@ -15,13 +15,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from equipoise.experiments import guard
-from equipoise.experiments.jobs import Job, failure, record_failure, why
+from equipoise.experiments.job import Job, failure, record_failure, why
 from equipoise.experiments.locks import take
 from equipoise.training.config import write_yaml
 from equipoise.training.files import write_text
@@ -48,6 +48,14 @@ def ended(job: Job) -> Outcome | None:
     if job.finished:
         return "finished"
     return "failed" if failure(job.folder) is not None else None
+
+
+def forget_failures(jobs: Iterable[Job]) -> None:
+    """So that they are tried again; not those that somebody else is at."""
+    for job in jobs:
+        if ended(job) == "failed" and (lock := take(job.folder / LOCK)) is not None:
+            (job.folder / "failure.json").unlink(missing_ok=True)
+            os.close(lock)
 
 
 def begin(job: Job, means: Means) -> Attempt | Outcome:

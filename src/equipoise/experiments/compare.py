@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from equipoise.experiments.jobs import Job, failure, locked, run
+from equipoise.experiments.job import Job, failure
+from equipoise.experiments.jobs import locked, run
 from equipoise.experiments.measure import measure
 from equipoise.experiments.schemes import chosen, configure
 from equipoise.training.config import preset as training_preset

@@ -23,7 +23,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from equipoise.experiments.jobs import Job
+from equipoise.experiments.job import Job
 from equipoise.extras import require
 from equipoise.training.config import Config, preset
 

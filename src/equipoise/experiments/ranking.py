@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from equipoise.experiments.jobs import failure
+from equipoise.experiments.job import failure
 from equipoise.experiments.schemes import SCHEMES
 
 FIGURES = ("validation_loss", "imbalance", "max_violation", "train_loss", "seconds")

@@ -18,13 +18,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from equipoise.experiments.attempt import LOCK, Means, ended
+from equipoise.experiments.attempt import Means, ended, forget_failures
 from equipoise.experiments.display import Display
 from equipoise.experiments.engines.local import Local
 from equipoise.experiments.engines.ray import OnRay
 from equipoise.experiments.grid import Grid, Trial, read_grid
-from equipoise.experiments.jobs import Job
-from equipoise.experiments.locks import held, take
+from equipoise.experiments.job import Job
+from equipoise.experiments.locks import held
 from equipoise.experiments.ranking import ranking, scheme_of
 from equipoise.training.checkpoint import MAY_CHANGE
 from equipoise.training.corpus import prepare
@@ -74,7 +74,7 @@ def sweep(
     chosen = _engine(engine, at_once, address, cpus_per_trial, gpus_per_trial, processes, keep_checkpoints)
     enter(folder, trials)
     if retry_failed:
-        forget_failures(trials)
+        forget_failures([trial.job for trial in trials])
     try:
         _run(chosen, trials, prepare_first=engine == "local")
     finally:
@@ -173,14 +173,6 @@ def _values_that_are_gone(there: dict[str, Any], here: dict[str, Any]) -> dict[s
         if missing := [value for value in values if value not in map(repr, known)]:
             lines[f"{key}: {', '.join(missing)} there, not here"] = None
     return lines or dict.fromkeys(f"trial {name}: there, not here" for name in gone)
-
-
-def forget_failures(trials: Sequence[Trial]) -> None:
-    """So that they are tried again; not those that somebody else is at."""
-    for trial in trials:
-        if ended(trial.job) == "failed" and (lock := take(trial.job.folder / LOCK)) is not None:
-            (trial.job.folder / "failure.json").unlink(missing_ok=True)
-            os.close(lock)
 
 
 def conclude(folder: Path) -> dict[str, Any]:

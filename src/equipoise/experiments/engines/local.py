@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from equipoise.experiments.attempt import POLL, Attempt, Means, begin
 from equipoise.experiments.display import Display
-from equipoise.experiments.jobs import Job
+from equipoise.experiments.job import Job
 from equipoise.training.stopping import Stopped, StopSignals
 
 LOOK_AGAIN = 1.0  # seconds between looks at trials that somebody else has
@@ -26,7 +26,7 @@ class Local:
         self.at_once, self.means = at_once, means
 
     def run(self, jobs: Sequence[Job], display: Display) -> None:
-        """Until every job is finished or failed, by us or by another sweep.
+        """Until every job is finished or failed, by us or by somebody else.
 
         Raises:
             Stopped: when SIGTERM or Ctrl-C asked for it, after the running ones wrote a checkpoint.
@@ -61,7 +61,7 @@ class Local:
                 self.display.ended(job.name, job.folder)
         if self.waiting:  # all of them are somebody else's
             self._looked = time.monotonic()
-            self.display.note(f"{len(self.waiting)} with another sweep")
+            self.display.note(f"{len(self.waiting)} with somebody else")
 
     def _look(self) -> None:
         for attempt in list(self.running):

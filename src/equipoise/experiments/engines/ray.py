@@ -19,7 +19,7 @@ from typing import Any
 
 from equipoise.experiments.attempt import TRIES, Attempt, Means, Outcome, begin, ended
 from equipoise.experiments.display import Display, last_step
-from equipoise.experiments.jobs import Job, record_failure
+from equipoise.experiments.job import Job, record_failure
 from equipoise.extras import require
 from equipoise.training.stopping import Stopped, StopSignals
 
@@ -97,7 +97,7 @@ class _Tasks:
             job = self.tasks.pop(task)
             if self._outcome(task, job) == "busy":
                 self.busy[job.name] = (time.monotonic(), job)
-                self.display.note(f"{len(self.busy)} with another sweep")
+                self.display.note(f"{len(self.busy)} with somebody else")
             else:
                 self.display.ended(job.name, job.folder)
 
