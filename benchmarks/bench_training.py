@@ -7,9 +7,10 @@
 The twin is GLM-4-MoE (transformers), which with its extras off is our model: rotary multi-head attention, SwiGLU, one dense
 layer, shared experts, sigmoid gates. Both sides start from the same weights, read the same tokens, and do what a step of
 training does: forward, loss, backward, clip, fused AdamW. Ours also counts and balances. The first losses are compared, and
-each side has a process of its own (see bench_moe.py for why). transformers runs with each implementation of its experts.
+each side has a process of its own (see bench_moe.py for why). transformers runs with each implementation of its experts, ours
+as `equipoise train` does it and once more without lanes, where both give all threads to one operation after the other.
 
-Balancing is what `tally`, `reduce` and `update` take, all layers together, of a step of ours.
+Balancing is what `tally`, `reduce` and `update` take, all layers together, of a step of ours without lanes.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.model.twin import our_state, theirs
 
 TARGET, BALANCING_TARGET = 1.2, 0.02
-OURS = "equipoise"
+OURS, ONE_LANE = "equipoise", "equipoise, one lane"
 THEIRS = ("transformers grouped_mm", "transformers eager")
 BALANCERS = ("deepseek", "quantile", "curvature")
 
@@ -57,16 +58,16 @@ def config(balancer: str = "deepseek") -> Config:
     return dataclasses.replace(chosen, model=dataclasses.replace(chosen.model, score="sigmoid", renormalize=True))
 
 
-def trainer(balancer: str = "deepseek") -> Trainer:
+def trainer(balancer: str = "deepseek", lanes: int | None = 1) -> Trainer:
     """With random tokens: speed does not depend on them, and nothing has to be prepared."""
-    chosen = config(balancer)
+    chosen = dataclasses.replace(config(balancer), lanes=lanes)
     tokens = np.random.default_rng(0).integers(0, chosen.model.vocab_size, 200_000).astype(np.uint16)
     corpus = Corpus("random", Path(), "", chosen.model.vocab_size, tokens, tokens)
     return Trainer(chosen, corpus, World(0, 1, torch.device("cpu")))
 
 
-def ours() -> Callable[[], float]:
-    made = trainer()
+def ours(lanes: int | None) -> Callable[[], float]:
+    made = trainer(lanes=lanes)
     made.net.load_state_dict(our_state(theirs(made.config.model)), strict=False)
     numbers = iter(range(1, 10**9))
     return lambda: made.step(next(numbers)).loss
@@ -92,7 +93,9 @@ def transformers(implementation: str) -> Callable[[], float]:
 
 
 def make(name: str) -> Callable[[], float]:
-    return ours() if name == OURS else transformers(name.split()[1])
+    if name in (OURS, ONE_LANE):
+        return ours(lanes=1 if name == ONE_LANE else None)
+    return transformers(name.split()[1])
 
 
 class Contestant:
@@ -124,7 +127,7 @@ def serve(line: Connection, name: str, threads: int) -> None:
 
 
 def compete(rounds: int, threads: int) -> dict[str, Timing]:
-    contestants = {name: Contestant(name, threads) for name in (OURS, *THEIRS)}
+    contestants = {name: Contestant(name, threads) for name in (OURS, ONE_LANE, *THEIRS)}
     timings = race(contestants, rounds)
     first = {name: each.losses[0] for name, each in contestants.items()}
     for contestant in contestants.values():
@@ -171,7 +174,7 @@ def where_time_goes(steps: int = 3, rows: int = 12) -> Table:
             made.step(number)
     events = sorted(profiler.key_averages(), key=lambda event: -event.self_cpu_time_total)
     total = sum(event.self_cpu_time_total for event in events)
-    table = Table(title="Where a step of ours goes", title_justify="left")
+    table = Table(title="Where a step of ours goes, without lanes", title_justify="left")
     for heading in ("operation", "share", "ms a step", "calls a step"):
         table.add_column(heading, justify="left" if heading == "operation" else "right", no_wrap=True)
     for event in events[:rows]:

@@ -223,3 +223,20 @@ def test_freezing_holds_the_shift(row):
     balancer.unfreeze()
     train(balancer, 1)
     assert torch.equal(balancer.shift, before) is not row.moves
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.make().judges_tokens_apart], ids=str)
+def test_tokens_are_judged_apart_by_whoever_says_so(row, scores):
+    """Parts of a forward then choose, and pay, what the whole does, wherever it is cut."""
+    balancer = row.make()
+    balancer.shift.copy_(exact_shift())
+    whole = balancer.route(scores)
+    parts = [balancer.route(part) for part in scores.tensor_split([8, 40, 41])]
+    assert torch.equal(torch.cat([part.experts for part in parts]), whole.experts)
+    assert torch.equal(sum(part.loads for part in parts), whole.loads)
+    assert float(balancer.penalty(scores, whole)) == 0
+
+
+@pytest.mark.parametrize("row", SOLVERS, ids=str)
+def test_solvers_of_a_batch_judge_tokens_together(row):
+    assert not row.make().judges_tokens_apart

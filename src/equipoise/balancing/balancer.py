@@ -35,6 +35,11 @@ class Balancer(Precise, ABC):
         """Whether its tally looks at each token's (K+1)-th choice."""
         return False
 
+    @property
+    def judges_tokens_apart(self) -> bool:
+        """Whether a token's experts, and what it adds to the loss, depend on no other token of its forward."""
+        return not self.penalties
+
     def __init__(self, num_experts: int, top_k: int) -> None:
         super().__init__()
         if num_experts < 1 or not 1 <= top_k <= num_experts:

@@ -48,6 +48,10 @@ class Matching(Balancer, ABC):
         super().__init__(num_experts, top_k)
         self.target = Target(num_experts, top_k, target)
 
+    @property
+    def judges_tokens_apart(self) -> bool:
+        return False
+
     def adjust(self, scores: Tensor) -> Tensor:
         """The scores themselves. What else is chosen by is known to `route` alone."""
         if scores.shape[-1] != self.num_experts:

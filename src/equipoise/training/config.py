@@ -98,6 +98,9 @@ class Config:
     """compute activations again in backward instead of keeping them"""
     compile: bool = False
     """torch.compile each layer"""
+    lanes: int | None = None
+    """parts of a forward that run side by side on the CPU, each on its share of the threads; by default 2 where threads are
+    even in number and the parts make the same choices as the whole, else 1"""
 
     model: ModelConfig = MODELS["tiny"]
     """its sizes"""
@@ -123,8 +126,9 @@ class Config:
         )
         for name, known in CHOICES.items():
             _require(getattr(self, name) in known, f"{name} must be {' or '.join(known)}, not {getattr(self, name)!r}")
-        size = self.micro_batch_size
-        _require(size is None or size >= 1, f"micro_batch_size must be at least 1, not {size}")
+        for name in ("micro_batch_size", "lanes"):
+            size = getattr(self, name)
+            _require(size is None or size >= 1, f"{name} must be at least 1, not {size}")
         self.make_balancer(self.model.num_experts, self.model.top_k)  # a wrong name or option is told at once
 
     def make_balancer(self, num_experts: int, top_k: int) -> Balancer:

@@ -181,6 +181,7 @@ class Run:
             "ranks": self.world.ranks,
             "device": str(self.world.device),
             "threads": torch.get_num_threads(),
+            "lanes": len(self.trainer.lanes.models),
             "machine": f"{platform.machine()} {platform.system()}",
         }
 

@@ -17,16 +17,24 @@ from equipoise.routing import score_function
 
 
 @contextlib.contextmanager
-def watch_scores(net: DeepSeekMoE, wanted: bool = True) -> Iterator[dict[str, Tensor]]:
-    """The scores (T, E) of every MoE layer in the first forward of the block, on the CPU; the dict fills as it runs."""
-    seen: dict[str, Tensor] = {}
-    layers = net.moe_layers if wanted else {}
-    hooks = [layer.router.register_forward_hook(_keep(seen, name)) for name, layer in layers.items()]
+def watch_scores(*nets: DeepSeekMoE, wanted: bool = True) -> Iterator[dict[str, Tensor]]:
+    """The scores (T, E) of every MoE layer in the first forward of the block, on the CPU; the dict is filled when it ends.
+
+    Where several nets shared the forward's tokens, the scores of the first one's come first.
+    """
+    seen: list[dict[str, Tensor]] = [{} for _ in nets]
+    together: dict[str, Tensor] = {}
+    hooks = [
+        layer.router.register_forward_hook(_keep(into, name))
+        for net, into in zip(nets, seen, strict=True)
+        for name, layer in (net.moe_layers if wanted else {}).items()
+    ]
     try:
-        yield seen
+        yield together
     finally:
         for hook in hooks:
             hook.remove()
+    together.update({name: torch.cat([each[name] for each in seen]) for name in seen[0]})
 
 
 def _keep(seen: dict[str, Tensor], name: str) -> Any:

@@ -27,6 +27,7 @@ from equipoise.training.batches import Batches, cut, num_windows, validation_bat
 from equipoise.training.config import Config
 from equipoise.training.corpus import Corpus
 from equipoise.training.distributed import World, accumulating, share_out, whole
+from equipoise.training.lanes import Lanes, how_many
 from equipoise.training.schedule import learning_rate
 from equipoise.training.scores import watch_scores
 
@@ -74,6 +75,7 @@ class Trainer:
             for block in self.net.blocks:
                 block.compile()
         self.model = share_out(self.net, world, config)
+        self.lanes = Lanes(self.model, self.net, how_many(config, self.net, world))
         self.optimizer = _optimizer(self.net, config)
         self.batches = Batches(
             corpus.train, config.model.sequence_length, config.batch_size, config.seed, world.rank, world.ranks
@@ -87,7 +89,8 @@ class Trainer:
         rate = learning_rate(self.config, number - 1)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        self.model.train()
+        for model in self.lanes.models:
+            model.train()
         outputs, scores = self._forward_backward(number, keep_scores)
         loss, penalty = self._means(outputs)
         norm = float(whole(nn.utils.clip_grad_norm_(self.net.parameters(), self.config.clip)))
@@ -140,14 +143,18 @@ class Trainer:
         tokens, targets = (each.to(self.world.device) for each in self.batches[number - 1])
         pairs = list(zip(tokens.split(self.micro_batch), targets.split(self.micro_batch), strict=True))
         outputs: list[ModelOutput] = []
-        with watch_scores(self.net, keep_scores) as scores:
+        with watch_scores(*self.lanes.nets, wanted=keep_scores) as scores:
             for n, (some, wanted) in enumerate(pairs):
                 with accumulating(self.model, more_to_come=n < len(pairs) - 1):
-                    with self._autocast():
-                        output = self.model(some, wanted)
-                    ((output.loss + output.penalty) / len(pairs)).backward()
-                outputs.append(output._replace(loss=output.loss.detach(), penalty=output.penalty.detach()))
+                    outputs.append(self.lanes.run(self._work, some, wanted, 1 / len(pairs)))
+        self.lanes.collect()
         return outputs, scores
+
+    def _work(self, model: nn.Module, tokens: Tensor, targets: Tensor, share: float) -> ModelOutput:
+        with self._autocast():
+            output = model(tokens, targets)
+        ((output.loss + output.penalty) * share).backward()
+        return output._replace(loss=output.loss.detach(), penalty=output.penalty.detach())
 
     def _means(self, outputs: list[ModelOutput]) -> list[float]:
         """Loss and penalty over micro-batches and ranks."""
