@@ -1,6 +1,8 @@
 """The exact solver on easy problems, hard ones and wrong ones. Judges of its values: tests/agreement."""
 
 import dataclasses
+import os
+import subprocess
 import sys
 
 import numpy as np
@@ -252,3 +254,17 @@ def test_progress_tells_what_is_done():
     equipoise.solve(softmax_scores(9000, E), K, progress=lines.append)
     assert any("sample" in line for line in lines)
     assert any("chains" in line for line in lines)
+
+
+def test_torch_keeps_its_number_of_threads():
+    """In a new process: numba's threads start once, and it is their start that would tell OpenMP another number."""
+    script = """
+import numpy, torch, equipoise
+torch.set_num_threads(1)
+before = torch.get_num_threads()
+equipoise.solve(numpy.random.default_rng(0).random((20_000, 8)), 2)
+print(before, torch.get_num_threads())
+"""
+    env = {**os.environ, "NUMBA_NUM_THREADS": "2"}
+    ran = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=300)
+    assert ran.stdout.split() == ["1", "1"], ran.stderr

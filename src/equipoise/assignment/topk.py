@@ -328,7 +328,7 @@ def _lanes(scores: Array) -> int:
 
 def in_parts(n: int, work: Callable[[int, int], None]) -> None:
     """work(start, stop) over 0..n, on as many threads as numba may use."""
-    parts = max(1, min(numba.get_num_threads(), n // _MIN_PART))
+    parts = max(1, min(_threads(), n // _MIN_PART))
     edges = [n * part // parts for part in range(parts + 1)]
     if parts == 1:
         work(0, n)
@@ -340,4 +340,10 @@ def in_parts(n: int, work: Callable[[int, int], None]) -> None:
 @cache
 def _pool(process: int) -> ThreadPoolExecutor:
     """One pool a process: a fork inherits the object without its threads, so it gets its own."""
-    return ThreadPoolExecutor(numba.get_num_threads(), thread_name_prefix="equipoise")
+    return ThreadPoolExecutor(_threads(), thread_name_prefix="equipoise")
+
+
+def _threads() -> int:
+    """All cores, or NUMBA_NUM_THREADS. numba.get_num_threads() would start numba's own threads, and with them change how many
+    torch uses in the calling thread, whatever it was told before."""
+    return int(numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]  # set while numba loads

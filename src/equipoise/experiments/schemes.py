@@ -76,10 +76,13 @@ def chosen(names: Sequence[str] | None) -> tuple[Scheme, ...]:
 
 
 def configure(scheme: Scheme, name: str, **changes: Any) -> Config:
-    """A scheme's config. With the same changes all schemes start from the same weights and see the same batches."""
+    """A scheme's config. With the same changes all schemes start from the same weights and see the same batches.
+
+    All with one lane: not every scheme can have two, and their first losses shall be the same to the last digit.
+    """
     settings = {
         "balancer": scheme.balancer,
         "update_rate": scheme.update_rate(name),
         "look_ahead": LOOK_AHEAD if scheme.looks_ahead else 0,
     }
-    return preset(name, **settings, **changes)
+    return preset(name, **settings, **{"lanes": 1, **changes})

@@ -30,8 +30,8 @@ from equipoise.training.files import UNFINISHED, publish, remove_unfinished, wri
 FORMAT = 2
 """since 2, rotary positions turn neighbouring numbers of a head: with the weights of format 1 it would be another model"""
 WHOLE = "tensors.safetensors"
-MAY_CHANGE = {"out", "resume", "checkpoint_every", "keep_checkpoints"}
-"""settings that have no influence on what is computed"""
+MAY_CHANGE = {"out", "resume", "checkpoint_every", "keep_checkpoints", "lanes"}
+"""settings that have no influence on what is computed; lanes round otherwise, as another number of threads does"""
 logging.getLogger("torch.distributed.checkpoint").setLevel(logging.ERROR)
 
 
