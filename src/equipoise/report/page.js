@@ -32,6 +32,7 @@ function drawFrames(id, series, log) {
       const figure = document.createElement("figure"), plot = document.createElement("div");
       plot.className = "plot"; figure.append(plot); grid.append(figure);
     }
+    slider.value = slider.max;  // the first step has no shifts yet
     slider.addEventListener("input", show);
   }
   show();
