@@ -229,6 +229,68 @@ def _open_pool(cheapest: Array, k: int, accepted: Array, lower: Array, upper: Ar
     cheapest[E, k] = 0 if accepted[k] > lower[k] else _FAR
 
 
+class Given(NamedTuple):
+    """What stays as it is while chains are looked for."""
+
+    scores: Array
+    tokens: Array  # (n,) those that may move
+    scale: float
+    first: Array  # the shift they began with
+    reach: int  # moves that cost more under it are left out
+    lower: Array  # (E,) bounds of the loads
+    upper: Array
+
+
+@_kernel
+def _step(moves: Moves, given: Given, chosen: Array, accepted: Array, k: int, l: int) -> None:
+    """One token goes from k to l; with the pool, an expert's accepted load gives or takes one."""
+    E = len(accepted)
+    if k == E:
+        accepted[l] -= 1
+        _open_pool(moves.cheapest, l, accepted, given.lower, given.upper)
+        return
+    if l == E:
+        accepted[k] += 1
+        _open_pool(moves.cheapest, k, accepted, given.lower, given.upper)
+        return
+    row = moves.mover[moves.top[k, l]]
+    chosen[row, k], chosen[row, l] = False, True
+    mine = np.empty(E, np.int64)
+    for m in range(E):
+        mine[m] = whole(given.scores[given.tokens[row], m], given.scale)
+    _offer(moves, mine, chosen, row, k, l, given.first, given.reach)
+    for m in range(E):
+        _withdraw(moves, chosen, row, k, m)
+        _withdraw(moves, chosen, row, m, l)
+
+
+@_kernel
+def _is_free(cheapest: Array, shift: Array, before: Array, start: int, end: int) -> bool:
+    """Whether every arc of the chain still costs 0."""
+    l = end
+    while l != start:
+        k = before[l]
+        if cheapest[k, l] == _FAR or cheapest[k, l] + shift[k] - shift[l] != 0:
+            return False
+        l = k
+    return True
+
+
+@_kernel
+def _all_moves(given: Given, shift: Array, chosen: Array, accepted: Array) -> Moves:
+    """Every move within reach, with room for those to come."""
+    scores, tokens, scale, E = given.scores, given.tokens, given.scale, len(accepted)
+    capacity = 2 * _count_moves(scores, tokens, scale, shift, chosen, given.reach) + 4 * E * E
+    links = np.empty((3, capacity), np.int32)
+    top = np.full((E, E), -1, np.int32)
+    cheapest = np.full((E + 1, E + 1), _FAR, np.int64)
+    moves = Moves(np.empty(capacity, np.int64), links[0], links[1], links[2], np.zeros(1, np.int64), top, cheapest)
+    _fill(moves, scores, tokens, scale, shift, chosen, given.reach)
+    for k in range(E):
+        _open_pool(cheapest, k, accepted, given.lower, given.upper)
+    return moves
+
+
 @_kernel
 def augment(
     scores: Array,
@@ -249,21 +311,12 @@ def augment(
     is full: call again, and it is made anew.
     """
     E = scores.shape[1]
-    capacity = 2 * _count_moves(scores, tokens, scale, shift, chosen, reach) + 4 * E * E
-    links = np.empty((3, capacity), np.int32)
-    top = np.full((E, E), -1, np.int32)
-    cheapest = np.full((E + 1, E + 1), _FAR, np.int64)
-    moves = Moves(np.empty(capacity, np.int64), links[0], links[1], links[2], np.zeros(1, np.int64), top, cheapest)
-    _fill(moves, scores, tokens, scale, shift, chosen, reach)
-    for k in range(E):
-        _open_pool(cheapest, k, accepted, lower, upper)
-
-    first = shift.copy()
-    mine = np.empty(E, np.int64)
+    given = Given(scores, tokens, scale, shift.copy(), reach, lower, upper)
+    moves = _all_moves(given, shift, chosen, accepted)
     distance, before, settled = np.empty(E + 1, np.int64), np.empty(E + 1, np.int64), np.empty(E + 1, np.bool_)
     while excess.max() > 0:
-        end = _nearest(cheapest, shift, excess, distance, before, settled)
-        changed = shift - first
+        end = _nearest(moves.cheapest, shift, excess, distance, before, settled)
+        changed = shift - given.first
         if end < 0 or distance[end] > reach - (changed.max() - changed.min()):
             return WIDER
         length = distance[end]
@@ -273,37 +326,16 @@ def augment(
         start = end
         while before[start] >= 0:
             start = before[start]
-
-        lasts = True  # the chain costs 0 now: use it for as many tokens as it lasts
-        while lasts and excess[start] > 0 and excess[end] < 0:
-            if moves.used[0] + E * E > capacity:
+        # the chain costs 0 now: use it for as many tokens as it lasts
+        while excess[start] > 0 and excess[end] < 0 and _is_free(moves.cheapest, shift, before, start, end):
+            if moves.used[0] + E * E > len(moves.key):
                 return AGAIN
             excess[start] -= 1
             excess[end] += 1
             l = end
             while l != start:
-                k = before[l]
-                if k == E:  # the pool gives: l is to have one token fewer
-                    accepted[l] -= 1
-                    _open_pool(cheapest, l, accepted, lower, upper)
-                elif l == E:  # the pool takes: k keeps one token more
-                    accepted[k] += 1
-                    _open_pool(cheapest, k, accepted, lower, upper)
-                else:
-                    row = moves.mover[top[k, l]]
-                    chosen[row, k], chosen[row, l] = False, True
-                    for m in range(E):
-                        mine[m] = whole(scores[tokens[row], m], scale)
-                    _offer(moves, mine, chosen, row, k, l, first, reach)
-                    for m in range(E):
-                        _withdraw(moves, chosen, row, k, m)
-                        _withdraw(moves, chosen, row, m, l)
-                l = k
-            l = end
-            while lasts and l != start:
-                k = before[l]
-                lasts = cheapest[k, l] < _FAR and cheapest[k, l] + shift[k] - shift[l] == 0
-                l = k
+                _step(moves, given, chosen, accepted, before[l], l)
+                l = before[l]
     return DONE
 
 
