@@ -109,6 +109,16 @@ def test_a_forward_in_parts_is_one_forward(micro):
         assert torch.equal(tally.forwards, tally.loads.unsqueeze(0))
 
 
+@pytest.mark.parametrize("look_ahead", [16, 7])
+def test_looking_ahead_sees_no_more_tokens(micro, look_ahead):
+    """Of 64 tokens every fourth, in halves too; 7 become 4 of each half."""
+    one, other = (trainer(micro(look_ahead=look_ahead), lanes=lanes)._forward_backward(1, False)[0] for lanes in (1, 2))
+    for sample, same in zip(one[0].samples, other[0].samples, strict=True):
+        assert len(same.hidden) == {16: 16, 7: 8}[look_ahead]
+        if look_ahead == 16:
+            torch.testing.assert_close(same.hidden, sample.hidden)
+
+
 def test_lanes_share_weights_and_balancers_but_not_gradients(micro):
     net = trainer(micro()).net
     lanes = Lanes(net, net, 2)
@@ -170,7 +180,6 @@ def test_not_where_tokens_are_judged_together(micro, four_threads, balancer):
         ({"batch_size": 1}, "only 1 sequence"),
         ({"micro_batch_size": 1}, "only 1 sequence"),
         ({"compile": True}, "compiled layers"),
-        ({"look_ahead": 8}, "look_ahead"),
     ],
     ids=str,
 )
@@ -183,11 +192,9 @@ def test_what_is_asked_for_and_impossible_is_refused(micro, changes, why):
     ("world", "why"), [(World(0, 2, CPU.device), "2 ranks"), (World(0, 1, torch.device("cuda")), "not for cuda")]
 )
 def test_other_worlds_have_one(micro, world, why):
-    config = micro()
-    net = trainer(config).net
-    assert how_many(config, net, world) == 1
+    assert how_many(micro(), world) == 1
     with pytest.raises(ValueError, match=why):
-        how_many(dataclasses.replace(config, lanes=2), net, world)
+        how_many(micro(lanes=2), world)
 
 
 def test_no_lane_is_too_few():

@@ -72,9 +72,9 @@ class Lanes:
                 other.grad = None
 
 
-def how_many(config: Config, net: DeepSeekMoE, world: World) -> int:
+def how_many(config: Config, world: World) -> int:
     """The lanes of a training: those asked for, or two where they are of use."""
-    why_not = _why_not(config, net, world)
+    why_not = _why_not(config, world)
     if config.lanes is not None:
         if config.lanes > 1 and why_not:
             raise ValueError(f"lanes = {config.lanes} is impossible: {why_not}")
@@ -82,7 +82,7 @@ def how_many(config: Config, net: DeepSeekMoE, world: World) -> int:
     return 2 if why_not is None and torch.get_num_threads() % 2 == 0 else 1
 
 
-def _why_not(config: Config, net: DeepSeekMoE, world: World) -> str | None:
+def _why_not(config: Config, world: World) -> str | None:
     size = config.micro_batch_size or config.batch_size
     lanes = config.lanes or 2
     if world.device.type != "cpu":
@@ -93,9 +93,7 @@ def _why_not(config: Config, net: DeepSeekMoE, world: World) -> str | None:
         return f"a forward has only {size} sequence{'s' if size > 1 else ''}"
     if config.compile:
         return "compiled layers are not shared between threads (compile)"
-    if config.look_ahead:
-        return "look_ahead takes its sample from the whole forward"
-    if not all(layer.router.balancer.judges_tokens_apart for layer in net.moe_layers.values()):
+    if not config.make_balancer(config.model.num_experts, config.model.top_k).judges_tokens_apart:
         return f"the balancer {config.balancer!r} looks at all tokens of a forward together"
     return None
 
@@ -129,9 +127,10 @@ def _threads(count: int) -> list[ThreadPoolExecutor]:
 def _together(outputs: list[ModelOutput], shares: list[float]) -> ModelOutput:
     """One forward's output from those of its parts."""
     weights = torch.tensor(shares, dtype=torch.float64)
-    mean = [(torch.stack(each).double() * weights).sum() for each in zip(*((o.loss, o.penalty) for o in outputs))]
+    means = [(torch.stack(each).double() * weights).sum() for each in zip(*((o.loss, o.penalty) for o in outputs))]
     tallies = [_one_forward(sum(parts[1:], start=parts[0])) for parts in zip(*(o.tallies for o in outputs))]
-    return ModelOutput(mean[0], None, mean[1], tallies, [None] * len(tallies))
+    samples = [sum(s for s in parts if s is not None) or None for parts in zip(*(o.samples for o in outputs))]
+    return ModelOutput(means[0], None, means[1], tallies, samples)
 
 
 def _one_forward(tally: Tally) -> Tally:

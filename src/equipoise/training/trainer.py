@@ -67,15 +67,19 @@ class Trainer:
     def __init__(self, config: Config, corpus: Corpus, world: World) -> None:
         self.config, self.world, self.corpus = config, world, corpus
         torch.manual_seed(config.seed)
+        lanes = how_many(config, world)
         net = DeepSeekMoE(
-            config.model, balancer=config.make_balancer, look_ahead=config.look_ahead, recompute=config.recompute
+            config.model,
+            balancer=config.make_balancer,
+            look_ahead=-(-config.look_ahead // lanes),  # of each part of a forward
+            recompute=config.recompute,
         )
         self.net = net.to(world.device)
         if config.compile:
             for block in self.net.blocks:
                 block.compile()
         self.model = share_out(self.net, world, config)
-        self.lanes = Lanes(self.model, self.net, how_many(config, self.net, world))
+        self.lanes = Lanes(self.model, self.net, lanes)
         self.optimizer = _optimizer(self.net, config)
         self.batches = Batches(
             corpus.train, config.model.sequence_length, config.batch_size, config.seed, world.rank, world.ranks
