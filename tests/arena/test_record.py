@@ -70,3 +70,14 @@ def test_recorded_scores_are_the_models(trained, monkeypatch, tmp_path):
 def test_folders_that_are_no_trainings_are_told(tmp_path):
     with pytest.raises(ValueError, match="is not the folder of a training"):
         record(tmp_path, tmp_path / "scores")
+
+
+def test_a_text_is_not_begun_anew(trained, monkeypatch, tmp_path):
+    monkeypatch.setenv("EQUIPOISE_CACHE", str(trained / "cache"))
+    (tmp_path / "short.txt").write_text(TEXT[:3000].replace(",", "\n"))
+    few = record(trained / "deepseek", tmp_path / "few", data=str(tmp_path / "short.txt"), batches=1000, batch_size=2)
+    assert 1 < len(few.steps(0)) < 1000
+    first = {few.record(0, step).scores[:16].tobytes() for step in few.steps(0)}
+    assert len(first) == len(few.steps(0))
+    with pytest.raises(ValueError, match="too few for a batch of 1000"):
+        record(trained / "deepseek", tmp_path / "none", data=str(tmp_path / "short.txt"), batches=1000, batch_size=1000)

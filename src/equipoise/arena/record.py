@@ -45,7 +45,7 @@ def record(
         run: the folder of a training.
         out: the folder of the trace; must not hold one.
         data: a text file or folder; by default what the run trained on.
-        batches: how many.
+        batches: how many at most; fewer where the text ends.
         batch_size: sequences in each; by default the run's.
         layers: names of layers to keep, or patterns; all by default.
         on_batch: called after every batch.
@@ -56,6 +56,7 @@ def record(
     net, step = load(Path(run), config)
     size = config.batch_size if batch_size is None else batch_size
     texts = Batches(_tokens(config, data), config.model.sequence_length, size, config.seed)
+    batches = min(batches, _whole_batches(texts))
     about = {"gate": config.model.score, "model": str(run), "step": step, "data": data or config.data}
     about["sequence_length"] = config.model.sequence_length
     names = choose_layers(list(net.moe_layers), layers)
@@ -67,6 +68,17 @@ def record(
                 _append(writer, net, number, name, scores[name])
             on_batch()
     return Trace.open(out)
+
+
+def _whole_batches(texts: Batches) -> int:
+    """How many there are before the text would begin anew."""
+    found = texts.windows // texts.batch_size
+    if found < 1:
+        raise ValueError(
+            f"the text has {texts.windows} sequences of {texts.sequence_length} tokens, too few for a batch of "
+            f"{texts.batch_size}: take more text, or a smaller batch"
+        )
+    return found
 
 
 def load(run: Path, config: Config) -> tuple[DeepSeekMoE, int]:

@@ -74,7 +74,8 @@ def run(request: Request) -> None:
         raise ValueError("tuning compares rules: name at least two, or none for all")
     if streams[0].steps < FEWEST_STEPS:
         raise ValueError(
-            f"{streams[0].name} has {streams[0].steps} steps: too few to tell, give at least {FEWEST_STEPS}"
+            f"{streams[0].name} has {streams[0].steps} steps: too few to tell, give at least {FEWEST_STEPS}. (A training's "
+            "trace keeps few batches whole: `equipoise record` keeps as many as you like)"
         )
     cells = plan(streams, names, request.rates, devices=request.devices)
     advice = advise(watched(cells, request.out, request.workers))

@@ -100,7 +100,8 @@ class CurvatureMove(Direction):
         return torch.where(tally.loads.sum() > 0, step, 0.0)
 
     def _see(self, pairs: Tensor, tokens: Tensor, forget: Tensor) -> None:
-        """Average w = (W + W^T) / (2 h T), the boundary weights of Proposition 14. What was seen from afar is forgotten."""
+        """Average w = (W + W^T) / (2 h T), the boundary weights of Proposition 14. Far away, what was seen before is
+        forgotten: only the latest graph tells how the experts lie there."""
         memory = torch.where(forget, 0.0, _MEMORY)
         both = pairs + pairs.T
         self.graph.mul_(memory).add_(both / (2 * self.bandwidth.double() * tokens))

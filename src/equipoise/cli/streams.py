@@ -138,7 +138,8 @@ def _add_tune(verbs: Any) -> None:
         "tune",
         help="which balancer and rate suit this stream of scores, with the evidence",
         description="Replay a stream under the causal balancers at several rates, and recommend one if the evidence allows.",
-        epilog="examples:\n  equipoise tune drift\n  equipoise tune runs/a/trace:layers.1 --json",
+        epilog="examples:\n  equipoise tune drift\n"
+        "  equipoise record runs/a --out scores/a\n  equipoise tune scores/a:blocks.1 --json",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     tune.add_argument("stream", metavar="STREAM", help="a built-in one, or a layer of a trace: FOLDER:LAYER")

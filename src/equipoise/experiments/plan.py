@@ -46,8 +46,8 @@ GPUS = {
     "MI300X": GPU(1307, 192),
     "RTX4090": GPU(165, 24),
 }
-# Tokens in the training split. WikiText-103 as GPT-2 reads it: the paper's 26.2 billion tokens are about 220 epochs of it
-# (docs/training.md). The docstrings depend on what is installed.
+# Tokens in the training split. WikiText-103 as GPT-2 reads it: the paper's 26.2 billion tokens are about 220 epochs of it.
+# The docstrings depend on what is installed.
 CORPORA = {"wikitext-103": 119_000_000, "docstrings": 6_200_000}
 BYTES_PER_PARAMETER = 16
 PAPER_IMBALANCE = 0.09

@@ -15,8 +15,8 @@ DESCRIPTION = """Train a DeepSeekMoE with any balancer.
 
 examples:
   equipoise train --preset tiny --balancer deepseek --update-rate 1e-3 --out runs/a
-  equipoise train --preset tiny --steps 1000 --out runs/a --resume
-  equipoise train --config runs/a/config.yaml --balancer quantile --out runs/b
+  equipoise train --config runs/a/config.yaml --resume                       go on where it stopped
+  equipoise train --config runs/a/config.yaml --update-rate 3e-3 --out runs/b
   equipoise train --data my_texts/ --model.hidden-size 128 --out runs/c
   torchrun --nproc-per-node 8 -m equipoise train --preset deepseekmoe-1b --out runs/d
 

@@ -1,7 +1,7 @@
 """train: from a config to a folder with everything about the run.
 
 runs/a/
-    config.yaml       the resolved config; `equipoise train --config runs/a/config.yaml` repeats the run
+    config.yaml       the resolved config; `equipoise train --config runs/a/config.yaml --out runs/b` repeats the run
     run.json          versions, seed, corpus and its digest, parameters, ranks, machine
     metrics.jsonl     a line for every step and every evaluation
     trace/            loads and shifts of every layer (equipoise.trace)
