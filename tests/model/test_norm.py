@@ -35,3 +35,10 @@ def test_zeros_stay_zeros():
 def test_other_dtypes_are_left_to_torch():
     layer = norm(dtype=torch.float32)
     assert torch.isfinite(layer(torch.randn(3, 8).bfloat16()).float()).all()
+
+
+def test_float16_does_not_overflow():
+    layer, hidden = norm(dtype=torch.float16), 300 * torch.randn(3, 8).half()
+    assert layer(hidden).float().square().mean().item() == pytest.approx(
+        layer.weight.float().square().mean().item(), rel=1
+    )

@@ -56,7 +56,7 @@ def test_validation_is_seen_once(ranks):
 
 
 def test_short_corpora_are_refused():
-    with pytest.raises(ValueError, match="has 101 tokens, too few for one sequence of 101"):
+    with pytest.raises(ValueError, match="has 101 training tokens, too few for one sequence of 101"):
         Batches(TOKENS, 101, 1, seed=0)
     with pytest.raises(ValueError, match="4 sequences cannot be shared equally by 3 ranks"):
         Batches(TOKENS, 10, 4, seed=0, ranks=3)

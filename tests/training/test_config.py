@@ -60,11 +60,41 @@ def test_u_is_the_weight_of_an_auxiliary_loss():
         ({"final_learning_rate": 2}, "between 0 and 1"),
         ({"parallel": "zero"}, "parallel must be ddp or fsdp, not 'zero'"),
         ({"micro_batch_size": 0}, "micro_batch_size must be at least 1"),
+        ({"learning_rate": float("inf")}, "learning_rate must be positive and finite"),
+        ({"update_rate": float("nan")}, "update_rate must be finite"),
+        ({"weight_decay": -1}, "weight_decay must be finite and not negative"),
+        ({"seed": -1}, "seed must be finite and not negative"),
+        ({"histogram_steps": 3}, "histogram_steps must be a list, not 3"),
+        ({"histogram_steps": [1, 301]}, "from 1 to 300: 301 is none"),
+        ({"histogram_steps": ["3"]}, "from 1 to 300: '3' is none"),
+        ({"balancer_options": "scope"}, "balancer_options must be lines of the form"),
+        ({"model": {"init_std": -1.0}}, "init_std must be positive"),
+        ({"model": {"rotary_base": 0.0}}, "rotary_base must be positive"),
+        ({"model": {"norm_epsilon": -1.0}}, "norm_epsilon must be finite and not negative"),
     ],
 )
 def test_mistakes_are_explained(changes, message):
     with pytest.raises((ValueError, TypeError), match=message):
         preset("tiny", **changes)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"steps: [3", "config.yaml is not YAML"),
+        (b"\tsteps: 3", "config.yaml is not YAML"),
+        (b"steps: \xff", "config.yaml is not YAML"),
+        (b"- steps", "must hold lines of the form"),
+        (b"1: 2", "must hold lines of the form"),
+        (b"name: x", "no setting 'name'"),
+        (b"preset:", "no preset 'None'"),
+    ],
+)
+def test_files_that_are_no_configs_are_told(tmp_path, content, message):
+    path = tmp_path / "config.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read(path)
 
 
 def test_presets_have_near_names():

@@ -72,6 +72,24 @@ def test_splits_by_name(tmp_path):
     assert decoded(corpus, "validation") == "to check " * 9
 
 
+def test_names_are_read_by_words_and_nothing_is_left_out_silently(tmp_path):
+    folder = write(tmp_path / "a", constraints="to learn " * 9, validity="to learn too " * 9, zebra="to check " * 9)
+    assert decoded(prepare(folder, vocab_size=300), "validation") == "to check " * 9  # the last of a few files
+    folder = write(tmp_path / "b", train="to learn " * 9, valid="to check " * 9, chapter="whose? " * 9)
+    with pytest.raises(ValueError, match=r"chapter.txt and 0 more say neither: rename them"):
+        prepare(folder, vocab_size=300)
+
+
+def test_texts_are_read_whole_whatever_the_tokenizer_asks_for(texts, tmp_path):
+    trained = prepare(str(texts), vocab_size=512)
+    coder = load_tokenizer(str(trained.folder))
+    coder.enable_truncation(16)
+    coder.enable_padding(length=1000)
+    coder.save(str(tmp_path / "tokenizer.json"))
+    again = prepare(str(texts), vocab_size=512, tokenizer=str(tmp_path / "tokenizer.json"))
+    assert np.array_equal(again.train, trained.train)
+
+
 def test_one_file_is_cut_by_lines(tmp_path):
     path = tmp_path / "lines.txt"
     path.write_text("".join(f"line {n}\n" for n in range(100)))
@@ -102,6 +120,7 @@ def test_damage_is_told(tmp_path):
         ({"data": "docstring"}, "no data 'docstring': it is neither 'docstrings' nor"),
         ({"data": ".", "vocab_size": 256}, "at least 257 entries"),
         ({"data": ".", "tokenizer": "."}, "holds no tokenizer: looked for tokenizer.json"),
+        ({"data": ".", "tokenizer": "one.txt"}, "one.txt is no tokenizer.json"),
         ({"data": "empty"}, "holds no text: looked for files ending in .txt"),
         ({"data": "binary.txt"}, "is not UTF-8 text"),
     ],

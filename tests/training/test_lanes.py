@@ -59,6 +59,19 @@ def test_choices_are_those_of_the_whole_batch(micro, tmp_path, balancer):
         assert other["loss"] == pytest.approx(one["loss"], rel=1e-4)
 
 
+@pytest.mark.parametrize("balancer", APART)
+def test_tallies_are_those_of_the_whole_batch(micro, balancer):
+    """With so many tokens that curvature looks at every eighth only."""
+    model = {"sequence_length": 512, "num_experts": 8, "top_k": 4}
+    changes = {"balancer": balancer, "batch_size": 2, "model": model, "validation_sequences": 1}
+    one, other = (trainer(micro(**changes), lanes=lanes)._forward_backward(1, False)[0][0] for lanes in (1, 2))
+    for tally, same in zip(one.tallies, other.tallies, strict=True):
+        assert torch.equal(tally.loads, same.loads)
+        for name, part in tally.parts.items():
+            assert same.parts[name].sum() == part.sum()
+            assert (same.parts[name] - part).abs().sum() <= 1e-3 * part.sum()  # an edge of a bin, missed by rounding
+
+
 def test_several_micro_batches_too(micro, tmp_path):
     whole, parts = micro(out=str(tmp_path / "a")), micro(out=str(tmp_path / "b"), micro_batch_size=2, lanes=2)
     train(whole)

@@ -258,6 +258,26 @@ def test_other_configs_are_refused(micro):
     train(again(config, checkpoint_every=1))  # this one changes nothing that is computed
 
 
+def test_other_configs_are_refused_before_the_first_checkpoint_too(micro, monkeypatch):
+    """Metrics and trace are there already, and would go on under the wrong name."""
+    config = micro(steps=4)
+    stop_at(monkeypatch, 2, raises(MemoryError))
+    with pytest.raises(MemoryError):
+        train(config)
+    monkeypatch.undo()
+    assert not (Path(config.out) / "checkpoints").exists() or not checkpoints(config)
+    with pytest.raises(ValueError, match="balancer: 'deepseek' there, 'quantile' here"):
+        train(again(config, balancer="quantile"))
+
+
+def test_too_little_to_validate_on_is_told_at_once(micro, tmp_path):
+    (tmp_path / "text.txt").write_text("many words to read \n" * 200 + "end\n" * 10)
+    config = micro(data=str(tmp_path / "text.txt"), model={"sequence_length": 64})
+    with pytest.raises(ValueError, match=r"has \d+ validation tokens, too few for one sequence of 64"):
+        train(config)
+    assert not Path(config.out).exists()
+
+
 def test_other_corpora_are_refused(micro, tmp_path):
     texts = tmp_path / "texts"
     texts.mkdir()
@@ -280,7 +300,29 @@ def test_damaged_checkpoints_are_told(micro):
     with pytest.raises(ValueError, match=r"is damaged: it has \d+ bytes and should have \d+. Delete"):
         train(again(config))
     shutil.rmtree(path.parent)
+    path = path.parents[1] / "step-00000002" / path.name
+    whole = path.read_bytes()
+    path.write_bytes(bytes(64) + whole[64:])
+    with pytest.raises(ValueError, match=r"step-00000002.*is damaged: .*Delete"):
+        train(again(config))
+    path.write_bytes(whole)
+    (path.parent.parent / "step-00000002.bak").mkdir()  # somebody's copy
     assert train(again(config))["steps"] == 4
+
+
+@pytest.mark.parametrize(
+    ("device", "message"), [("gpu", "'gpu' cannot be used"), ("meta", "holds no numbers"), ("cuda", "no CUDA device")]
+)
+def test_devices_that_are_none_are_told(micro, device, message):
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(ValueError, match=message):
+        train(micro(device=device))
+
+
+def test_a_model_without_experts_trains(micro):
+    result = train(micro(steps=2, model={"moe_layers": 0}))
+    assert result["imbalance"] == 0
 
 
 def test_nothing_is_pickled(micro):

@@ -49,6 +49,9 @@ class Balancer(Precise, ABC):
         self.penalties = nn.ModuleList()
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
+    def expect_parts(self, tokens: int) -> None:
+        """Forwards of `tokens` will come in parts. Whoever counts a sample that depends on their size must take the whole's."""
+
     @abstractmethod
     def adjust(self, scores: Tensor) -> Tensor:
         """(..., E) scores -> what to choose by. Carries no gradient."""

@@ -67,6 +67,9 @@ class CurvatureMove(Direction):
         super().__init__()
         self.flips = FlipMove(stride, bins)
 
+    def expect_parts(self, tokens: int, top_k: int, num_experts: int) -> None:
+        self.flips.expect_parts(tokens, top_k, num_experts)
+
     def build(self, num_experts: int) -> None:
         self.flips.build(num_experts)
         self.register_buffer("bandwidth", torch.tensor(FIRST_BANDWIDTH))

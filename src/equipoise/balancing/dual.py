@@ -69,6 +69,9 @@ class Dual(Balancer):
     def needs_runner_up(self) -> bool:
         return self.direction.needs_runner_up
 
+    def expect_parts(self, tokens: int) -> None:
+        self.direction.expect_parts(tokens, self.top_k, self.num_experts)
+
     def adjust(self, scores: Tensor) -> Tensor:
         """scores + shift, at least in float32: bf16 scores are lifted before the shift is added."""
         if scores.shape[-1] != self.num_experts:

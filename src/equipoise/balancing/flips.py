@@ -38,6 +38,10 @@ class FlipMove(QuantileMove):
             raise ValueError(f"stride must be at least 1, not {stride}")
         self.stride = stride
 
+    def expect_parts(self, tokens: int, top_k: int, num_experts: int) -> None:
+        """Parts count every n-th token too, n by the whole forward: the same ones, if parts are multiples of n."""
+        self.stride = self.stride or default_stride(tokens, top_k, num_experts)
+
     @staticmethod
     def distance(scores: Tensor, routing: Routing, shift: Tensor) -> Tensor:
         shifted = scores + shift

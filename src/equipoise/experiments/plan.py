@@ -107,8 +107,10 @@ def plan(
         raise ValueError(f"gpus must be at least 1, not {gpus}")
     if not 0 < utilization <= 1:
         raise ValueError(f"utilization is a share of the GPU's peak, between 0 and 1, not {utilization}")
-    if imbalance < 0:
-        raise ValueError(f"imbalance is mean |load - target| / target and not negative, but {imbalance} was given")
+    if not 0 <= imbalance < math.inf:
+        raise ValueError(
+            f"imbalance is mean |load - target| / target, finite and not negative, but {imbalance} was given"
+        )
     config = training_preset(preset, **changes)
     counted, model = count_parameters(config.model), config.model
     tokens = config.steps * config.batch_size * model.sequence_length

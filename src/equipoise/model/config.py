@@ -7,6 +7,7 @@ and an output matrix of its own.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from equipoise.routing import score_function
@@ -60,6 +61,11 @@ class ModelConfig:
             "expert_size",
         ):
             _require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("init_std", "rotary_base"):
+            value = getattr(self, name)
+            _require(0 < value < math.inf, f"{name} must be positive and finite, not {value}")
+        epsilon = self.norm_epsilon
+        _require(0 <= epsilon < math.inf, f"norm_epsilon must be finite and not negative, but is {epsilon}")
         for name in ("dense_layers", "moe_layers", "shared_experts"):
             _require(getattr(self, name) >= 0, f"{name} must not be negative, but is {getattr(self, name)}")
         _require(self.dense_layers + self.moe_layers > 0, "a model needs at least one layer")

@@ -63,12 +63,12 @@ def validation_batches(
         yield cut(tokens, list(mine[start : start + batch_size]), sequence_length)
 
 
-def num_windows(tokens: np.ndarray, sequence_length: int) -> int:
+def num_windows(tokens: np.ndarray, sequence_length: int, split: str = "training") -> int:
     windows = (len(tokens) - 1) // sequence_length
     if windows < 1:
         raise ValueError(
-            f"the corpus has {len(tokens)} tokens, too few for one sequence of {sequence_length} and its last target: take "
-            "more text or a shorter sequence_length"
+            f"the corpus has {len(tokens)} {split} tokens, too few for one sequence of {sequence_length} and its last "
+            "target: take more text or a shorter sequence_length"
         )
     return windows
 

@@ -30,8 +30,8 @@ from equipoise.training.files import UNFINISHED, publish, remove_unfinished, wri
 FORMAT = 2
 """since 2, rotary positions turn neighbouring numbers of a head: with the weights of format 1 it would be another model"""
 WHOLE = "tensors.safetensors"
-MAY_CHANGE = {"out", "resume", "checkpoint_every", "keep_checkpoints", "lanes"}
-"""settings that have no influence on what is computed; lanes round otherwise, as another number of threads does"""
+MAY_CHANGE = {"out", "resume", "checkpoint_every", "keep_checkpoints", "lanes", "parallel"}
+"""settings that have no influence on what is computed; the last two round otherwise, as another number of threads does"""
 logging.getLogger("torch.distributed.checkpoint").setLevel(logging.ERROR)
 
 
@@ -43,7 +43,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Of those that are there, in order."""
-        return sorted(int(path.name.removeprefix("step-")) for path in self.folder.glob("step-*"))
+        return sorted(int(path.name.removeprefix("step-")) for path in self.folder.glob("step-" + 8 * "[0-9]"))
 
     def clear_unfinished(self) -> None:
         if self.world.first and self.folder.exists():
@@ -144,7 +144,10 @@ def _check(path: Path, about: dict[str, Any], config: dict[str, Any], corpus: st
 
 
 def _read_whole(path: Path, tensors: dict[str, Tensor]) -> None:
-    found = require("safetensors.torch", extra="train").load_file(path)
+    try:
+        found = require("safetensors.torch", extra="train").load_file(path)
+    except require("safetensors", extra="train").SafetensorError as error:
+        raise ValueError(f"{path} is damaged: {error}. Delete {path.parent} to go on from the one before it") from None
     if missing := found.keys() ^ tensors.keys():
         raise ValueError(f"{path} and this training do not have the same tensors: {', '.join(sorted(missing)[:5])}")
     if any(hasattr(tensor, "full_tensor") for tensor in tensors.values()):

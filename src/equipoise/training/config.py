@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -119,7 +120,18 @@ class Config:
         ):
             _require(getattr(self, name) >= 0, f"{name} must not be negative, but is {getattr(self, name)}")
         for name in ("learning_rate", "clip"):
-            _require(getattr(self, name) > 0, f"{name} must be positive, not {getattr(self, name)}")
+            value = getattr(self, name)
+            _require(0 < value < math.inf, f"{name} must be positive and finite, not {value}")
+        for name in ("weight_decay", "seed"):
+            value = getattr(self, name)
+            _require(0 <= value < math.inf, f"{name} must be finite and not negative, but is {value}")
+        rate = self.update_rate
+        _require(rate is None or math.isfinite(rate), f"update_rate must be finite, not {rate}")
+        for step in self.histogram_steps:
+            _require(
+                isinstance(step, int) and 1 <= step <= self.steps,
+                f"histogram_steps are numbers of steps, from 1 to {self.steps}: {step!r} is none",
+            )
         _require(
             0 <= self.final_learning_rate <= 1,
             f"final_learning_rate is a share, between 0 and 1, not {self.final_learning_rate}",
@@ -186,11 +198,13 @@ def update(config: Config, changes: Mapping[str, Any]) -> Config:
 def read(path: str | Path) -> Config:
     """A config from a YAML file. Its `preset` (tiny if it names none) gives what the file does not."""
     yaml = require("yaml", extra="train")
-    text = Path(path).read_text(encoding="utf-8")
-    content = yaml.safe_load(text) or {}
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold lines of the form 'name: value', not a {type(content).__name__}")
-    return preset(content.pop("preset", "tiny"), **content)
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not YAML: {error}") from None
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+        raise ValueError(f"{path} must hold lines of the form 'name: value'")
+    return update(preset(str(content.pop("preset", "tiny"))), content)
 
 
 def write_yaml(config: Config) -> str:
@@ -235,6 +249,9 @@ def _converted(value: Any, wanted: Any, name: str) -> Any:
         return tuple(value)
     if typing.get_origin(wanted) is dict and isinstance(value, Mapping):
         return {key: _number(option) for key, option in value.items()}
+    if typing.get_origin(wanted) in (tuple, dict):
+        kind = "a list" if typing.get_origin(wanted) is tuple else "lines of the form 'name: value'"
+        raise ValueError(f"{name} must be {kind}, not {value!r}")
     if any(isinstance(value, each) and (each is bool) == isinstance(value, bool) for each in allowed):
         return value
     names = " or ".join("nothing" if each is type(None) else each.__name__ for each in allowed)

@@ -110,7 +110,20 @@ def _device(config: Config) -> torch.device:
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind != "cuda":
-        return torch.device(kind)
+        return _device_named(kind)
+    if not torch.cuda.is_available():
+        raise ValueError("device = 'cuda', but torch finds no CUDA device here: choose cpu, or install torch for CUDA")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
+    return device
+
+
+def _device_named(kind: str) -> torch.device:
+    try:
+        device = torch.device(kind)
+        torch.zeros((), device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"device = {kind!r} cannot be used: {str(error).splitlines()[0]}") from None
+    if device.type == "meta":
+        raise ValueError("device = 'meta' holds no numbers: nothing can be trained on it")
     return device

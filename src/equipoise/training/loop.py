@@ -47,8 +47,9 @@ def train(config: Config) -> dict[str, Any]:
     """
     folder = Path(config.out)
     finished = folder / "result.json"
-    if config.resume and finished.exists():
+    if config.resume and (folder / "config.yaml").exists():  # also before the first checkpoint: metrics and trace go on
         refuse_other_config(folder, read(folder / "config.yaml").to_dict(), config.to_dict())
+    if config.resume and finished.exists():
         return json.loads(finished.read_text())
     _refuse_to_overwrite(folder, config)
     with join(config) as world:
@@ -99,8 +100,8 @@ class Run:
             write_text(self.folder / "config.yaml", write_yaml(replace(self.config, resume=False)))
             write_json(self.folder / "run.json", self._about_run())
         for observer in self.observers:
-            self.watching.append(observer)
             observer.resumed(self.number)
+            self.watching.append(observer)
 
     def go_on(self) -> None:
         config = self.config
@@ -228,7 +229,7 @@ def _observers(folder: Path, trainer: Trainer) -> list[observers.Observer]:
     config = trainer.config
     tokens = config.batch_size * config.model.sequence_length
     chosen: list[observers.Observer] = [observers.MetricsFile(folder / "metrics.jsonl", tokens)]
-    if config.trace_every:
+    if config.trace_every and trainer.balancers:
         chosen.append(observers.TraceRecorder(folder / "trace", trainer))
     if config.histogram_steps:
         chosen.append(observers.Histograms(folder / "histograms", config))

@@ -7,6 +7,7 @@ documents, so that a prepared corpus can be found again in the cache without rea
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,6 +88,11 @@ def _folder(folder: Path, files: list[Path]) -> Iterator[tuple[str, str]]:
     """As the files' names say (train, valid, test; test is left alone), else every twentieth is for validation."""
     named = {file: _split_by_name(file.relative_to(folder)) for file in files}
     if {"train", "validation"} <= set(named.values()):
+        if unnamed := [file.relative_to(folder) for file, split in named.items() if split is None]:
+            raise ValueError(
+                f"{folder}: some names say train and some valid, but {unnamed[0]} and {len(unnamed) - 1} more say neither: "
+                "rename them, or put them elsewhere"
+            )
         for file, split in named.items():
             if split in SPLITS:
                 yield split, _read(file)
@@ -100,12 +106,17 @@ def _folder(folder: Path, files: list[Path]) -> Iterator[tuple[str, str]]:
         yield "validation" if n % every == every - 1 or last else "train", _read(file)
 
 
+NAMES = {
+    "train": {"train", "training"},
+    "validation": {"valid", "validation", "val", "dev"},
+    "test": {"test", "testing"},
+}
+
+
 def _split_by_name(path: Path) -> str | None:
-    name = str(path).lower()
-    for split, words in {"train": ("train",), "validation": ("valid", "val.", "dev."), "test": ("test",)}.items():
-        if any(word in name for word in words):
-            return split
-    return None
+    """By whole words: constraints.txt is not for training."""
+    words = set(re.split("[^a-z]+", str(path).lower()))
+    return next((split for split, names in NAMES.items() if words & names), None)
 
 
 def _read(path: Path) -> str:

@@ -40,14 +40,18 @@ def load_tokenizer(name: str) -> Any:
     coder = _from_path(tokenizers, path) if path.exists() else _from_hub(tokenizers, name)
     if coder.token_to_id(END_OF_TEXT) is None:
         raise ValueError(f"the tokenizer {name!r} has no entry {END_OF_TEXT}, which must stand between texts")
+    coder.no_truncation()  # a file may ask for either, and texts are to be read whole
+    coder.no_padding()
     return coder
 
 
 def _from_path(tokenizers: Any, path: Path) -> Any:
-    if path.is_file():
-        return tokenizers.Tokenizer.from_file(str(path))
-    if (path / "tokenizer.json").exists():
-        return tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+    file = path if path.is_file() else path / "tokenizer.json"
+    if file.exists():
+        try:
+            return tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises bare Exceptions
+            raise ValueError(f"{file} is no tokenizer.json: {error}") from None
     for vocabulary, merges in PAIRS:
         if (path / vocabulary).exists() and (path / merges).exists():
             bpe = tokenizers.models.BPE.from_file(str(path / vocabulary), str(path / merges))

@@ -84,8 +84,16 @@ class Trainer:
         self.batches = Batches(
             corpus.train, config.model.sequence_length, config.batch_size, config.seed, world.rank, world.ranks
         )
+        num_windows(
+            corpus.validation, config.model.sequence_length, "validation"
+        )  # or the first evaluation would find out
         self.micro_batch = _micro_batch(config, world)
         self.balancers = {name: layer.router.balancer for name, layer in self.net.moe_layers.items()}
+        if (
+            lanes > 1 and not config.look_ahead
+        ):  # looking ahead, updates follow the tally of a sample that is not in parts
+            for each in self.balancers.values():
+                each.expect_parts(self.micro_batch * config.model.sequence_length)
         self.sharded = world.ranks > 1 and config.parallel == "fsdp"
 
     def step(self, number: int, *, keep_scores: bool = False) -> Step:
