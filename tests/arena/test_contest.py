@@ -144,3 +144,9 @@ def test_mistakes_are_told_before_anything_runs():
         plan([SMALL], ["deepseek", "quantile"], [2.0])
     with pytest.raises(ValueError, match="do not divide over 5 devices"):
         plan([SMALL], ["none"], devices=5)
+
+
+@pytest.mark.parametrize("option", ["devices", "tally_every"])
+def test_impossible_numbers_are_refused(option):
+    with pytest.raises(ValueError, match=f"--{option.replace('_', '-')} must be at least 1, not 0"):
+        plan([], [], None, **{option: 0})

@@ -268,3 +268,11 @@ print(before, torch.get_num_threads())
     env = {**os.environ, "NUMBA_NUM_THREADS": "2"}
     ran = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=300)
     assert ran.stdout.split() == ["1", "1"], ran.stderr
+
+
+def test_any_start_is_right_however_small_the_scores():
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        scores = random.standard_normal((7, 8)) * 1e-300
+        found = equipoise.solve(scores, 6, shift=random.standard_normal(8) * 1e9)
+        assert found.value == pytest.approx(equipoise.solve(scores, 6).value, rel=1e-12)

@@ -150,3 +150,24 @@ def test_a_missing_runner_up_is_told():
         balancer = equipoise.balancer(name, 4, top_k=2)
         with pytest.raises(ValueError, match="needs the runner-up"):
             balancer.tally(scores, equipoise.route(scores, 2, runner_up=False))
+
+
+@pytest.mark.parametrize("name", ["deepseek", "adagrad", "proportional"])
+def test_targets_that_are_no_binary_fractions_can_be_met(name):
+    balancer = equipoise.balancer(name, 3, top_k=1, target=[0.1, 0.2, 0.7])
+    scores = torch.eye(3).repeat_interleave(torch.tensor([10, 20, 70]), dim=0)
+    for _ in range(5):
+        routing = balancer.route(scores)
+        assert routing.loads.tolist() == [10, 20, 70]
+        balancer.update(balancer.tally(scores, routing))
+    assert not balancer.shift.any()
+
+
+def test_half_of_all_choices_is_a_target_for_top_two():
+    assert equipoise.balancer("deepseek", 3, top_k=2, target=[0.5, 0.45, 0.05]).target.weights.sum() == 1
+
+
+@pytest.mark.parametrize("rate", ["1e-3", float("nan"), float("inf"), -1.0])
+def test_rates_that_are_none_are_refused(rate):
+    with pytest.raises(ValueError, match="a rate must be a finite number, 0 or more"):
+        equipoise.balancer("deepseek", 4, top_k=1, update_rate=rate)

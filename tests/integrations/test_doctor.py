@@ -103,3 +103,19 @@ def test_mistakes_are_explained(tmp_path, capsys):
     (tmp_path / "pytorch_model.bin").touch()
     assert main(["doctor", str(tmp_path)]) == 2
     assert "are not opened" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("config.json", b"[1]", "config.json is damaged: it holds no JSON object"),
+        ("config.json", b"{", "config.json is damaged: it is not JSON"),
+        ("model.safetensors.index.json", b"{}", "index.json is damaged: it has no weight_map"),
+        ("model.safetensors", b"\x08" + bytes(99), "is damaged"),
+    ],
+)
+def test_damaged_folders_are_told(tmp_path, capsys, file, content, message):
+    tiny("deepseek_v3").save_pretrained(tmp_path)
+    (tmp_path / file).write_bytes(content)
+    assert main(["doctor", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err

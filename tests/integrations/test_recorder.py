@@ -69,3 +69,15 @@ def test_the_doctor_reads_recorded_scores(tmp_path):
     (finding,) = examine(tmp_path / "model", trace=tmp_path / "trace").findings
     assert finding.scores == "trace"
     assert 0 <= finding.changed_bf16 < 1
+
+
+def test_the_header_has_target_and_groups(tmp_path):
+    target = [4.0, *[1.0] * 7]
+    balancing = equipoise.balance(tiny("deepseek_v3"), update_rate=0.01, target=target, trace=tmp_path)
+    train(balancing)
+    trace = Trace.open(tmp_path)
+    assert list(trace.target) == target
+    assert tuple(trace.about["groups"]) == balancing.seats[0].router.habit.groups
+    record = trace.record(0, 3)
+    gap = np.array(target) / 11 * record.loads.sum() - record.loads
+    np.testing.assert_allclose(record.shift_after - record.shift, record.step_size * gap, atol=1e-6)

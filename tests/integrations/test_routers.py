@@ -22,6 +22,7 @@ from tests.integrations.families import (
     returns_logits,
     too_old,
 )
+from tests.integrations.tools import tiny
 
 FAMILIES = present(WITH_BIAS) + present(WITHOUT_BIAS)
 
@@ -133,3 +134,10 @@ def test_no_family_is_forgotten():
         "vitpose_backbone"
     }  # its experts are chosen by the dataset
     assert calls <= listed | set(NOT_BUILT)
+
+
+def test_skipping_is_by_patterns_that_match():
+    first = find_routers(tiny("deepseek_v3")).routers[0].name
+    with pytest.raises(ValueError, match=r"matches no router: they are .*" + first):
+        find_routers(tiny("deepseek_v3"), skip=["no.such.layer"])
+    assert first not in [router.name for router in find_routers(tiny("deepseek_v3"), skip=first).routers]

@@ -288,3 +288,24 @@ def test_a_torch_that_hides_its_backward_is_refused(monkeypatch):
     monkeypatch.delattr(torch._C, "_current_graph_task_id")
     with pytest.raises(RuntimeError, match="counted twice"):
         equipoise.balance(tiny("deepseek_v3"))
+
+
+def test_undoing_one_leaves_the_other_in_place():
+    one, other = tiny("deepseek_v3"), tiny("deepseek_v3")
+    optimizer = torch.optim.SGD([*one.parameters(), *other.parameters()], lr=0.1)
+    first, second = (equipoise.balance(model, optimizer=optimizer) for model in (one, other))
+    first.detach()
+    forward(other, batch(0)).backward()
+    with pytest.warns(UserWarning, match="a step was skipped"):
+        optimizer.zero_grad()
+    assert second.metrics()["dropped_steps"] == 1
+    second.detach()
+    assert "zero_grad" not in vars(optimizer)
+
+
+def test_somebodys_own_zero_grad_is_put_back():
+    model = tiny("deepseek_v3")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    own = optimizer.zero_grad = lambda set_to_none=True: None
+    equipoise.balance(model, optimizer=optimizer).detach()
+    assert optimizer.zero_grad is own

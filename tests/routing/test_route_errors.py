@@ -76,3 +76,10 @@ def test_negative_gates_are_not_renormalised():
 def test_whole_numbers_do_not_rank():
     with pytest.raises(ValueError, match="choose_by must be floating point"):
         route(torch.rand(4, 4), 4, choose_by=torch.ones(4, 4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    "scores", [(torch.randn(70_000, 4) - 2).half(), torch.full((4, 4), -3e38), torch.full((4, 4), torch.finfo().min)]
+)
+def test_sums_that_overflow_are_no_error(scores):
+    assert route(scores, 3).loads.sum() == 3 * len(scores)

@@ -57,6 +57,9 @@ DEFAULT = (
 
 def find(name: str, *, seed: int = 0, steps: int | None = None, tokens: int | None = None) -> list[Stream]:
     """The streams a name stands for: a made one; every layer of a trace's folder; or one layer, as FOLDER:LAYER."""
+    for word, number in (("steps", steps), ("tokens", tokens)):
+        if number is not None and number < 1:
+            raise ValueError(f"{word} must be at least 1, not {number}")
     if name in SYNTHETIC:
         return [_changed(SYNTHETIC[name], seed, steps, tokens)]
     folder, _, layer = name.rpartition(":") if not Path(name).exists() else (name, "", "")
@@ -83,9 +86,6 @@ def distinct(streams: Iterable[Stream]) -> list[Stream]:
 
 
 def _changed(stream: Synthetic, seed: int, steps: int | None, tokens: int | None) -> Synthetic:
-    for word, number in (("steps", steps), ("tokens", tokens)):
-        if number is not None and number < 1:
-            raise ValueError(f"{word} must be at least 1, not {number}")
     likes = stream.likes
     if steps is not None:  # what happens in the middle of the last third still happens there
         likes = tuple(Swap(at=steps * part.at // stream.steps) if isinstance(part, Swap) else part for part in likes)

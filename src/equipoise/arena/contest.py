@@ -40,6 +40,9 @@ def plan(
     tally_every: int = 1,
 ) -> list[Cell]:
     """All cells; rules without a rate have one. Wrong names, rates and sizes are told here, before anything runs."""
+    for word, number in (("--devices", devices), ("--tally-every", tally_every)):
+        if number is not None and number < 1:
+            raise ValueError(f"{word} must be at least 1, not {number}")
     cells = []
     for stream in streams:
         for name in dict.fromkeys(balancers):

@@ -83,7 +83,7 @@ def _read_safetensors(path: Path, name: str | None, default: str) -> Array:
         raise ValueError(f"it holds {entry['dtype']}; wanted are {', '.join(_SAFETENSORS)}")
     start, end = entry["data_offsets"]
     kind, shape = _SAFETENSORS[entry["dtype"]], tuple(entry["shape"])
-    if end - start != kind.itemsize * int(np.prod(shape)) or 8 + length + end > os.path.getsize(path):
+    if start < 0 or end - start != kind.itemsize * int(np.prod(shape)) or 8 + length + end > os.path.getsize(path):
         raise ValueError("it is truncated, or its header is wrong")
     if end == start:
         return np.zeros(shape, kind)

@@ -91,7 +91,7 @@ def solve(
     start = None if shift is None else readable_shift(shift, problem.num_experts)
     scaled, exponent = problem.near_one()
     search = _Search(scaled, progress or (lambda line: None))
-    experts, found = search.run(start if start is None else np.ldexp(start, -exponent))
+    experts, found = search.run(start if start is None else np.ldexp(_bounded(start, 4 * problem.largest), -exponent))
     found = np.ldexp(found, exponent)
     value, best = sums(problem.scores, found, experts)
     return Solution(
@@ -138,7 +138,7 @@ class _Search:
         problem = self.problem
         shift, radius = np.zeros(problem.num_experts), None
         if given is not None:
-            shift = _bounded(given, 4 * problem.largest)
+            shift = given
         for size in _SAMPLES:
             if 4 * size > problem.num_tokens:
                 break

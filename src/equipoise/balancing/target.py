@@ -12,6 +12,8 @@ from torch import Tensor
 
 from equipoise.balancing.precise import Precise
 
+_ROUNDING = 1e-14  # of all choices, for each expert: far below one token of 10^13
+
 
 class Target(Precise):
     """Loads in proportion to weights, equal by default."""
@@ -20,8 +22,9 @@ class Target(Precise):
 
     def __init__(self, num_experts: int, top_k: int, weights: Sequence[float] | Tensor | None = None) -> None:
         super().__init__()
-        chosen = torch.ones(num_experts) if weights is None else torch.as_tensor(weights)
-        chosen = chosen.detach().cpu().to(torch.float64)
+        chosen = torch.ones(num_experts) if weights is None else weights
+        # floats go straight to float64: by way of float32, torch's default, 0.1 would be 1.5e-9 too large
+        chosen = torch.as_tensor(chosen, dtype=torch.float64, device="cpu").detach()
         _check_weights(chosen, num_experts, top_k)
         self.top_k = top_k
         self.whole = float(chosen.sum())
@@ -38,7 +41,10 @@ class Target(Precise):
         Whole numbers are subtracted before anything is divided, so that a balanced expert has a gap of exactly 0 even where
         T K / E is not a whole number (49 * (1 / 49) is not 1).
         """
-        return (loads.sum() * self.weights - self.whole * loads) / self.whole
+        total = loads.sum()
+        gap = (total * self.weights - self.whole * loads) / self.whole
+        # weights such as 0.1 are rounded, and their sum is: what that leaves is no gap
+        return torch.where(gap.abs() <= _ROUNDING * total, 0.0, gap)
 
     def tokens(self, loads: Tensor) -> Tensor:
         """T, the tokens behind these loads; at least 1, so that it can divide."""

@@ -98,6 +98,8 @@ def require_choosable(values: Tensor, open_to_choice: Tensor, first: Tensor, kth
             )
     if kth.sum() == -torch.inf:
         starved = kth == -torch.inf
+        if not starved.any():
+            return  # all finite: only their sum overflowed
         token = int(starved.nonzero()[0])
         left = int((open_to_choice[token] > -torch.inf).sum())
         raise ValueError(f"token {token} may choose only {left} experts (the others are -inf), but top_k is {top_k}")

@@ -27,6 +27,7 @@ from equipoise.integrations.huggingface.making import Maker, make_dual
 from equipoise.integrations.huggingface.routers import find_routers
 from equipoise.integrations.huggingface.scene import Scene, check_backward_is_seen
 from equipoise.integrations.huggingface.seat import Seat
+from equipoise.integrations.huggingface.sidecar import SaveBeside
 from equipoise.integrations.huggingface.tables import found_table, table
 from equipoise.routing import metrics as load_metrics
 from equipoise.routing import reduce
@@ -236,7 +237,11 @@ class Balancing:
         for handle in self._handles:
             handle.remove()
         self.unfollow()
-        vars(self.model).pop("save_pretrained", None)
+        saver = vars(self.model).get("save_pretrained")
+        if isinstance(saver, SaveBeside) and saver.balancing is self:
+            del self.model.save_pretrained
+            if getattr(saver.own, "__func__", None) is not getattr(type(self.model), "save_pretrained", None):
+                vars(self.model)["save_pretrained"] = saver.own  # somebody had put their own there
         if self._recorder is not None:
             self._recorder.close()
         self._handles, self.scene.live = [], False
@@ -281,8 +286,6 @@ class Balancing:
         self._watch_forwards()
         model: Any = self.model
         if hasattr(model, "peft_config"):
-            from equipoise.integrations.huggingface.sidecar import SaveBeside
-
             model.save_pretrained = SaveBeside(self, model.save_pretrained)
 
     def _watch_forwards(self) -> None:

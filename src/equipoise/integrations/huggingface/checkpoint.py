@@ -60,7 +60,7 @@ def read_plan(folder: Path) -> Plan:
         raise FileNotFoundError(
             f"{path} is not there: name a folder that save_pretrained wrote, or that came from the hub"
         )
-    config = json.loads(path.read_text())
+    config = _object(path)
     family = str(config.get("model_type", "?"))
     inner: dict[str, Any] = {**config, **(config.get("text_config") or {})}
     top_k = next((inner[name] for name in _TOP_K if isinstance(inner.get(name), int)), None)
@@ -70,8 +70,25 @@ def read_plan(folder: Path) -> Plan:
     return Plan(family, top_k, _score(family, inner), (number, keep) if number > keep else None)
 
 
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: it is not JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is damaged: it holds no JSON object")
+    return found
+
+
 def read_biases(folder: Path, plan: Plan) -> Iterator[StoredBias]:
     """Every correction bias of a checkpoint, with its gate's weights."""
+    try:
+        yield from _read_biases(folder, plan)
+    except require("safetensors", extra="hf").SafetensorError as error:
+        raise ValueError(f"a .safetensors file of {folder} is damaged ({error}): fetch it again") from error
+
+
+def _read_biases(folder: Path, plan: Plan) -> Iterator[StoredBias]:
     safe_open = require("safetensors", extra="hf").safe_open
     homes = weight_files(folder)
     for key in sorted((key for key in homes if _is_bias(key, plan)), key=_in_order):
@@ -89,7 +106,9 @@ def weight_files(folder: Path) -> dict[str, Path]:
     """key -> the file that holds it."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = json.loads(index.read_text())["weight_map"]
+        names = _object(index).get("weight_map")
+        if not isinstance(names, dict):
+            raise ValueError(f"{index} is damaged: it has no weight_map. Fetch it again")
         lost = sorted({name for name in names.values() if not (folder / name).is_file()})
         if lost:
             raise FileNotFoundError(f"{index} names files that are not there: {', '.join(lost[:3])}")

@@ -56,5 +56,16 @@ def follow(balancing: Balancing, optimizer: torch.optim.Optimizer) -> list[Calla
 
 
 def _patch(owner: Any, zero_grad: ZeroGrad) -> Callable[[], object]:
+    before = vars(owner).get("zero_grad")
     owner.zero_grad = zero_grad
-    return lambda: vars(owner).pop("zero_grad", None)
+
+    def undo() -> None:
+        zero_grad.balancing = None  # another balancing may have wrapped it: then it stays, and does nothing
+        if vars(owner).get("zero_grad") is not zero_grad:
+            return
+        if before is None:
+            del owner.zero_grad
+        else:
+            owner.zero_grad = before
+
+    return undo

@@ -86,9 +86,23 @@ class Recorder:
         if balancing.loaded and (self.folder / "trace.json").exists():
             return TraceWriter.resume(self.folder, after=balancing.steps - 1)
         first = balancing.seats[0]
-        about = {"model": type(balancing.model).__name__, "balancer": balancing.name, "gate": first.router.habit.score}
+        habit = first.router.habit
+        about = {"model": type(balancing.model).__name__, "balancer": balancing.name, "gate": habit.score}
+        about["groups"] = None if habit.groups is None else list(habit.groups)
         names = [seat.name for seat in balancing.seats]
-        return TraceWriter(self.folder, top_k=first.balancer.top_k, layers=names, about=about)
+        return TraceWriter(
+            self.folder, top_k=first.balancer.top_k, layers=names, about=about, target=_target(balancing)
+        )
+
+
+def _target(balancing: Balancing) -> tuple[float, ...] | None:
+    """The weights of the target loads, where they are not equal; a trace has one for all its layers."""
+    targets = {tuple(seat.balancer.target.weights.tolist()) for seat in balancing.seats}
+    if all(len(set(weights)) == 1 for weights in targets):
+        return None
+    if len(targets) > 1:
+        raise ValueError("a trace is of routers with one target; these have several: leave some out by skip=[...]")
+    return targets.pop()
 
 
 def _writes() -> bool:

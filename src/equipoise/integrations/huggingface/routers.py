@@ -63,12 +63,16 @@ def find_routers(model: nn.Module, skip: Sequence[str] = ()) -> Found:
         model: any module that holds MoE blocks, wrapped or not.
         skip: patterns of names ("*.vision_moe", "model.layers.0.*") to leave alone.
     """
-    found = Found([], [])
+    if isinstance(skip, str):
+        skip = [skip]
+    found, unused = Found([], []), set(skip)
     for path, block in model.named_modules():
         if not isinstance(getattr(block, "experts", None), nn.Module):
             continue
         name = plain_name(path)
-        if any(fnmatch.fnmatch(name, pattern) for pattern in skip):
+        matching = [pattern for pattern in skip if fnmatch.fnmatch(name, pattern)]
+        unused.difference_update(matching)
+        if matching:
             found.left_alone.append(LeftAlone(name, "skipped on request"))
             continue
         gate_name = _gate_of(name, block)
@@ -78,6 +82,9 @@ def find_routers(model: nn.Module, skip: Sequence[str] = ()) -> Found:
             found.left_alone.append(LeftAlone(name, "hash router: experts are looked up by token"))
         else:
             found.routers.append(_router(model, path, block, gate_name))
+    if unused:
+        names = [router.name for router in found.routers] + [each.name for each in found.left_alone]
+        raise ValueError(f"skip={sorted(unused)} matches no router: they are {', '.join(names) or 'none'}")
     if not found.routers:
         left = "".join(f"\n  {name}: {reason}" for name, reason in found.left_alone)
         raise ValueError(

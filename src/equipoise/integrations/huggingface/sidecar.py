@@ -67,9 +67,13 @@ def load(balancing: Balancing, folder: Path) -> str:
         raise FileNotFoundError(
             f"{path} is not there: balancing.save(folder) writes it, and Trainer's checkpoints hold it"
         )
-    with require("safetensors", extra="hf").safe_open(path, framework="pt") as file:
-        metadata = file.metadata() or {}
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
+    safetensors = require("safetensors", extra="hf")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path} is damaged ({error}): load another checkpoint's") from error
     if metadata.get("equipoise") != _FORMAT:
         raise ValueError(f"{path} was not written by equipoise, or by another version of it")
     take_over(balancing, tensors, source=str(path))
