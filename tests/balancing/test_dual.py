@@ -167,7 +167,8 @@ def test_half_of_all_choices_is_a_target_for_top_two():
     assert equipoise.balancer("deepseek", 3, top_k=2, target=[0.5, 0.45, 0.05]).target.weights.sum() == 1
 
 
+@pytest.mark.parametrize("name", ["deepseek", "inverse", "inverse_sqrt"])
 @pytest.mark.parametrize("rate", ["1e-3", float("nan"), float("inf"), -1.0])
-def test_rates_that_are_none_are_refused(rate):
+def test_rates_that_are_none_are_refused(name, rate):
     with pytest.raises(ValueError, match="a rate must be a finite number, 0 or more"):
-        equipoise.balancer("deepseek", 4, top_k=1, update_rate=rate)
+        equipoise.balancer(name, 4, top_k=1, update_rate=rate)

@@ -39,6 +39,5 @@ def test_other_dtypes_are_left_to_torch():
 
 def test_float16_does_not_overflow():
     layer, hidden = norm(dtype=torch.float16), 300 * torch.randn(3, 8).half()
-    assert layer(hidden).float().square().mean().item() == pytest.approx(
-        layer.weight.float().square().mean().item(), rel=1
-    )
+    exact = F.rms_norm(hidden.double(), (8,), layer.weight.double(), 1e-6)
+    torch.testing.assert_close(layer(hidden).double(), exact, rtol=1e-2, atol=1e-3)

@@ -83,7 +83,7 @@ def _whole_batches(texts: Batches) -> int:
 
 def load(run: Path, config: Config) -> tuple[DeepSeekMoE, int]:
     """The model of a run's newest checkpoint, in evaluation, and its step."""
-    found = sorted((run / "checkpoints").glob("step-*"))
+    found = sorted((run / "checkpoints").glob("step-" + 8 * "[0-9]"))
     if not found:
         raise ValueError(f"{run} has no checkpoint to run: train with --checkpoint-every, or choose another folder")
     if not (found[-1] / WHOLE).exists():

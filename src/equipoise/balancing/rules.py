@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.balancing.precise import Precise
-from equipoise.balancing.step_sizes import StepSize
+from equipoise.balancing.step_sizes import StepSize, checked_rate
 
 
 class Part(Precise):
@@ -49,7 +49,7 @@ class Scale(Part):
 
     def __init__(self, by: float | StepSize) -> None:
         super().__init__()
-        self.by = by if callable(by) else _rate(by)
+        self.by = by if callable(by) else checked_rate(by)
 
     def forward(self, step: Tensor, n: Tensor) -> Tensor:
         return step * (self.by(n) if callable(self.by) else self.by)
@@ -117,12 +117,6 @@ class AdaGrad(_Remembering):
     def forward(self, step: Tensor, n: Tensor) -> Tensor:
         norm = self.memory.add_(step.square()).sqrt()
         return torch.where(norm > 0, step / norm, 0.0)
-
-
-def _rate(value: float) -> float:
-    if isinstance(value, str) or not 0 <= value < float("inf"):
-        raise ValueError(f"a rate must be a finite number, 0 or more, not {value!r}")
-    return value
 
 
 def _positive(value: float, name: str) -> float:
