@@ -113,13 +113,13 @@ def _threads(count: int) -> list[ThreadPoolExecutor]:
     """
     everybodys = torch.get_num_threads()
 
-    def begin() -> None:
-        torch.get_num_threads()  # ask now: in its first operation this thread would take everybody's again
-        torch.set_num_threads(max(1, everybodys // count))
-
-    threads = [ThreadPoolExecutor(1, thread_name_prefix="lane", initializer=begin) for _ in range(count)]
+    share = max(1, everybodys // count)
+    threads = [
+        ThreadPoolExecutor(1, thread_name_prefix="lane", initializer=torch.set_num_threads, initargs=(share,))
+        for _ in range(count)
+    ]
     for thread in threads:
-        thread.submit(torch.get_num_threads).result()  # a thread begins with its first work
+        thread.submit(torch.get_num_threads).result()  # ask now: its first operation would take everybody's again
     torch.set_num_threads(everybodys)
     return threads
 
