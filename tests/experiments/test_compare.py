@@ -42,7 +42,7 @@ def test_all_start_alike(tmp_path, settings, trained_here):
     assert len({(row["loss"], row["imbalance"]) for row in first}) == 1
     for row in rows:
         assert row["dual_gap"] >= 0
-        assert row["given_up"] <= row["dual_gap"] + 1e-9
+        assert 0 <= row["given_up"] < 1
         assert 0 <= row["idle_share"] < 1
     assert json.loads((tmp_path / "table.json").read_text()) == rows
 

@@ -69,7 +69,7 @@ def test_mistakes_are_told(written, tmp_path, text, message):
 
 
 def test_files_that_are_no_grids_are_told(tmp_path):
-    with pytest.raises(ValueError, match="neither a file, nor one of the built-in ones, paper and demo"):
+    with pytest.raises(ValueError, match="neither a file, nor one of the built-in ones, paper, paper-tiny, demo"):
         read_grid(tmp_path / "nowhere.yaml")
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\xff\xfe")
     with pytest.raises(ValueError, match="it is no text"):

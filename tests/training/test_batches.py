@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from equipoise.training.batches import Batches, validation_batches
+from equipoise.training.batches import Batches, validation_batches, validation_windows
 
 TOKENS = np.arange(101, dtype=np.uint16)  # 10 windows of 10
 
@@ -52,7 +54,22 @@ def test_ranks_share_a_batch():
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_validation_is_seen_once(ranks):
     rows = [row for rank in range(ranks) for x, _ in validation_batches(TOKENS, 10, 2, 7, rank, ranks) for row in x]
-    assert sorted(int(row[0]) for row in rows) == [0, 10, 20, 30, 40, 50, 60]
+    assert sorted(int(row[0]) // 10 for row in rows) == validation_windows(TOKENS, 10, 7)
+
+
+def test_validation_is_spread_over_the_whole_split():
+    assert validation_windows(TOKENS, 10, 2) == [2, 7]
+    assert validation_windows(TOKENS, 10, 5) == [1, 3, 5, 7, 9]
+    assert validation_windows(TOKENS, 10, 0) == validation_windows(TOKENS, 10, 99) == list(range(10))
+
+
+@given(windows=st.integers(1, 500), number=st.integers(0, 600))
+def test_validation_leaves_no_gap(windows, number):
+    chosen = validation_windows(np.zeros(windows * 3 + 1, np.uint16), 3, number)
+    assert len(set(chosen)) == min(number or windows, windows)
+    apart = np.diff([-1, *chosen, windows])
+    assert apart.min() >= 1
+    assert apart.max() <= windows / len(chosen) + 1
 
 
 def test_short_corpora_are_refused():

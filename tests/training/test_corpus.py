@@ -30,7 +30,8 @@ def test_tokens_say_the_text(texts):
     corpus = prepare(str(texts), vocab_size=512)
     both = decoded(corpus, "train") + decoded(corpus, "validation")
     for path in texts.iterdir():
-        assert path.read_text() in both
+        for line in path.read_text().splitlines():
+            assert line in both
     assert len(corpus.train) > len(corpus.validation) > 0
     assert corpus.train.dtype == np.uint16
     assert corpus.vocab_size == 512
@@ -94,7 +95,19 @@ def test_one_file_is_cut_by_lines(tmp_path):
     path = tmp_path / "lines.txt"
     path.write_text("".join(f"line {n}\n" for n in range(100)))
     corpus = prepare(str(path), vocab_size=300)
-    assert decoded(corpus, "validation") == "".join(f"line {n}\n" for n in range(95, 100))
+    assert decoded(corpus, "validation") == "".join(f"line {n}\n" for n in (19, 39, 59, 79, 99))
+
+
+def test_what_validates_is_from_all_over(tmp_path):
+    """A file whose nature changes half-way, and a folder of a few files, each of its own nature."""
+    lines = [f"{kind} {n}\n" for kind in ("one", "other") for n in range(500)]
+    (tmp_path / "both.txt").write_text("".join(lines))
+    folder = write(tmp_path / "few", one="".join(lines[:500]), other="".join(lines[500:]))
+    for data in (str(tmp_path / "both.txt"), folder):
+        documents = list(find(data).documents())
+        held_out = "".join(text for split, text in documents if split == "validation")
+        assert 20 <= held_out.count("one") == held_out.count("other") <= 25
+        assert sorted("".join(text for _, text in documents).splitlines()) == sorted("".join(lines).splitlines())
 
 
 def test_gpt2s_files_are_read(tmp_path):
@@ -154,7 +167,20 @@ def test_docstrings_are_found(tmp_path, monkeypatch):
     (tmp_path / "same.py").write_text(f'"""{long}"""')
     monkeypatch.setattr(docstrings, "LIBRARIES", ())
     monkeypatch.setattr(docstrings, "_roots", lambda _: [tmp_path])
-    assert dict(docstrings.documents()) == {"python/good.py": f"{long}\n\n{long} In f.\n\n{long} Attached."}
+    assert dict(docstrings.documents()) == {"python/good.py": [long, f"{long} In f.", f"{long} Attached."]}
+
+
+def test_both_sides_hold_every_package(monkeypatch):
+    files = {f"{package}/a.py": [f"{package} says {n}" for n in range(200)] for package in ("numpy", "torch")}
+    monkeypatch.setattr(docstrings, "documents", files.items)
+    sides = {"train": "", "validation": ""}
+    for split, text in find("docstrings").documents():
+        sides[split] += text + "\n\n"
+    learnt, held_out = (set(text.split("\n\n")) - {""} for text in sides.values())
+    assert not learnt & held_out
+    assert len(learnt | held_out) == 400
+    for package in ("numpy", "torch"):
+        assert 0.01 < sum(text.startswith(package) for text in held_out) / 200 < 0.12
 
 
 def test_docstrings_follow_versions(monkeypatch):

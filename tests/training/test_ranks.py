@@ -76,6 +76,7 @@ def runs(texts, tmp_path_factory):
     shared = {
         "ddp": config("ddp"),
         "fsdp": config("fsdp", parallel="fsdp", trace_scores=16, trace_batches=0),
+        "one sequence": config("one", steps=1, validation_sequences=1),
         "accumulated": config("accumulated", parallel="fsdp", micro_batch_size=1, validation_sequences=5),
     }
     broken, stopped = config("broken", parallel="fsdp", trace_scores=16, trace_batches=0), config("stopped", steps=8)
@@ -107,6 +108,7 @@ def test_later_steps_stay_near(runs, kind):
 def test_validation_is_the_same_set(runs):
     one, other = (rows(runs[kind], "validation")[-1] for kind in ("alone", "ddp"))
     assert one["loss"] == pytest.approx(other["loss"], rel=LOSS_TOLERANCE)
+    assert one["floor"] == pytest.approx(other["floor"], rel=0.1)
 
 
 def test_ranks_may_have_unequal_shares_of_validation(runs, tmp_path):
@@ -114,6 +116,14 @@ def test_ranks_may_have_unequal_shares_of_validation(runs, tmp_path):
     alone = dataclasses.replace(runs["alone"], out=str(tmp_path), validation_sequences=5)
     expected = train(alone)["validation_loss"]
     assert rows(runs["accumulated"], "validation")[-1]["loss"] == pytest.approx(expected, rel=LOSS_TOLERANCE)
+
+
+def test_a_rank_may_have_nothing_to_validate(runs, tmp_path):
+    alone = dataclasses.replace(runs["alone"], out=str(tmp_path), steps=1, validation_sequences=1)
+    train(alone)
+    expected, found = rows(alone, "validation")[-1], rows(runs["one sequence"], "validation")[-1]
+    assert found["loss"] == pytest.approx(expected["loss"], rel=LOSS_TOLERANCE)
+    assert (found["sequences"], found["floor"]) == (1, None)
 
 
 def test_scores_of_sharded_routers_are_seen(runs):
@@ -142,7 +152,7 @@ def test_one_process_reads_shards(runs):
         trainer.tensors(), config.to_dict(), corpus.digest
     )
     assert about["step"] == 8
-    assert trainer.evaluate()["loss"] == pytest.approx(rows(config, "validation")[-1]["loss"], rel=1e-6)
+    assert trainer.evaluate().loss == pytest.approx(rows(config, "validation")[-1]["loss"], rel=1e-6)
 
 
 def test_a_signal_to_one_rank_stops_both(runs):

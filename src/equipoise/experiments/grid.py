@@ -27,8 +27,14 @@ from equipoise.experiments.job import Job
 from equipoise.extras import require
 from equipoise.training.config import Config, preset
 
-BUILT_IN = ("paper", "demo")
-SHORT = {"balancer": "", "update_rate": "u=", "learning_rate": "lr=", "weight_decay": "wd="}
+BUILT_IN = ("paper", "paper-tiny", "demo")
+SHORT = {
+    "balancer": "",
+    "balancer_options.scope": "",
+    "update_rate": "u=",
+    "learning_rate": "lr=",
+    "weight_decay": "wd=",
+}
 OURS = ("out", "resume")  # what the sweep itself sets
 QUIET = {"trace_every": 0, "keep_checkpoints": 1}
 """unless the grid says otherwise: hundreds of traces fill a disk and nobody looks at them"""
@@ -97,9 +103,7 @@ def _text(path: str | Path) -> tuple[str, str]:
     if str(path) in BUILT_IN and not Path(path).is_file():
         return str(path), files("equipoise.experiments").joinpath("grids", f"{path}.yaml").read_text(encoding="utf-8")
     if not Path(path).exists():
-        raise ValueError(
-            f"no grid {str(path)!r}: neither a file, nor one of the built-in ones, {' and '.join(BUILT_IN)}"
-        )
+        raise ValueError(f"no grid {str(path)!r}: neither a file, nor one of the built-in ones, {', '.join(BUILT_IN)}")
     try:
         return Path(path).stem, Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -151,7 +155,7 @@ def _config(settings: Mapping[str, Any]) -> Config:
 def _value(config: Config, key: str) -> Any:
     found: Any = config
     for part in key.split("."):
-        found = getattr(found, part)
+        found = found[part] if isinstance(found, Mapping) else getattr(found, part)
     return found
 
 

@@ -1,12 +1,13 @@
 """measure: what a finished run is worth beyond its loss, written to measured.json in its folder.
 
-The last checkpoint is loaded and every validation batch goes through it once. For each batch and MoE layer, with scores (T, E),
-the exact optimum with even loads is solved (equipoise.assignment), and beside it stands what the run's own shift chose:
+The last checkpoint is loaded, and eight batches from all over the validation set go through it. For each batch and MoE layer,
+with scores (T, E), the exact optimum with even loads is solved (equipoise.assignment):
 
-    given_up    (optimum - chosen) / optimum: affinity lost against the best even assignment; below 0 where uneven loads keep
-                more
-    dual_gap    (dual(shift) - optimum) / optimum: the same plus the price of uneven loads; never below 0, and 0 only if the
-                shift is optimal. Top-K of scores + shift is optimal for the loads it makes, so this is all there is to gain
+    given_up    (K largest scores of every token - optimum) / the former: the affinity that this network gives up at exactly
+                even loads. All schemes are compared at the same balance so; with their own loads, the uneven keep more.
+                Never below 0
+    dual_gap    (dual(shift) - optimum) / optimum: never below 0, and 0 only if the shift is optimal. Top-K of scores + shift
+                is optimal for the loads it makes, so this is all there is to gain
     idle_share  device time lost waiting for the fullest of 8 devices, in each forward
 
 The theorems' verdicts on the run's trace are there too.
@@ -15,8 +16,8 @@ The theorems' verdicts on the run's trace are there too.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ import torch
 from torch import Tensor
 
 from equipoise.assignment import evaluate
-from equipoise.routing import idle_share
 from equipoise.theorems import verify
 from equipoise.trace import Trace
 from equipoise.training.batches import validation_batches
@@ -33,13 +33,13 @@ from equipoise.training.checkpoint import Checkpoints
 from equipoise.training.config import Config, read
 from equipoise.training.corpus import prepare
 from equipoise.training.distributed import World
+from equipoise.training.evaluation import DEVICES, idle_of_devices
 from equipoise.training.files import write_json
 from equipoise.training.scores import watch_scores
 from equipoise.training.trainer import Trainer
 
 FILE = "measured.json"
-FORMAT = 1
-DEVICES = 8
+FORMAT = 2
 BATCHES = 8
 """validation batches that are solved"""
 
@@ -92,10 +92,10 @@ def against_optimum(trainer: Trainer) -> dict[str, Any]:
 
 
 def _validation(trainer: Trainer) -> Iterator[tuple[Tensor, Tensor]]:
-    """The first validation batches, of the size that a forward of the training had."""
+    """Batches from all over the validation set, of the size that a forward of the training had."""
     config, S = trainer.config, trainer.config.model.sequence_length
-    batches = validation_batches(trainer.corpus.validation, S, trainer.micro_batch, config.validation_sequences)
-    return islice(batches, BATCHES)
+    number = min(BATCHES * trainer.micro_batch, config.validation_sequences or sys.maxsize)
+    return validation_batches(trainer.corpus.validation, S, trainer.micro_batch, number)
 
 
 def _beside_optimum(scores: np.ndarray, trainer: Trainer, name: str) -> tuple[dict[str, float], np.ndarray]:
@@ -105,15 +105,20 @@ def _beside_optimum(scores: np.ndarray, trainer: Trainer, name: str) -> tuple[di
         trainer.config.model.top_k,
         np.zeros(scores.shape[1]) if shift is None else shift.detach().cpu().double().numpy(),
     )
-    value = found.optimum.value
-    row = {"given_up": found.given_up, "dual_gap": max(0.0, found.dual_gap / value), "batch_imbalance": found.imbalance}
+    value, top_k = found.optimum.value, trainer.config.model.top_k
+    free = float(np.partition(scores.astype(np.float64), -top_k, axis=1)[:, -top_k:].sum())
+    row = {
+        "given_up": max(0.0, (free - value) / free),
+        "dual_gap": max(0.0, found.dual_gap / value),
+        "batch_imbalance": found.imbalance,
+    }
     return row, found.loads
 
 
 def _idle(loads: dict[str, list[np.ndarray]]) -> float | None:
     """Over layers and forwards; None where the experts do not divide over the devices."""
     forwards = np.concatenate([np.stack(each) for each in loads.values()])
-    return None if forwards.shape[1] % DEVICES else float(idle_share(torch.from_numpy(forwards), DEVICES))
+    return idle_of_devices(torch.from_numpy(forwards))
 
 
 def verdicts(folder: Path) -> list[dict[str, Any]]:

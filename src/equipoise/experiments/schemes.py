@@ -31,6 +31,8 @@ class Scheme:
     """table 1 of the paper: a model of 1 billion parameters, 100,000 steps"""
     tuned: dict[str, float] = field(default_factory=dict)
     """preset -> the u found for it"""
+    options: dict[str, str] = field(default_factory=dict)
+    """other options of the balancer"""
 
     def update_rate(self, name: str) -> float | None:
         """u for a preset: the one tuned for it, else the paper's."""
@@ -53,7 +55,8 @@ class Scheme:
 
 SCHEMES = (
     Scheme("none", "no balancing", "none"),
-    Scheme("aux", "auxiliary loss", "aux", False, 1.0, 3.68999, 0.07443, {"tiny": 3e-1}),
+    # per sequence, as Wang et al. define it (section 2.2), which is what the paper compares with
+    Scheme("aux", "auxiliary loss", "aux", False, 1.0, 3.68999, 0.07443, {"tiny": 3e-1}, {"scope": "sequence"}),
     Scheme("deepseek", "u/|L-A| (DeepSeek)", "deepseek", False, 1e-3, 3.65369, 0.08928, {"tiny": 1e-3}),
     Scheme("inverse", "u/n", "inverse", False, 1.0, 3.68228, 0.08893, {"tiny": 3.0}),
     Scheme("inverse_sqrt", "u/√n", "inverse_sqrt", False, 1e-3, 3.64642, 0.08961, {"tiny": 3e-1}),
@@ -84,5 +87,6 @@ def configure(scheme: Scheme, name: str, **changes: Any) -> Config:
         "balancer": scheme.balancer,
         "update_rate": scheme.update_rate(name),
         "look_ahead": LOOK_AHEAD if scheme.looks_ahead else 0,
+        "balancer_options": scheme.options,
     }
     return preset(name, **settings, **{"lanes": 1, **changes})

@@ -119,6 +119,19 @@ SMALL = ModelConfig(
     shared_experts=1,
     expert_size=128,
 )
+# The paper's router (64 experts, top 6, 2 shared, softmax) in a model small enough for two cores.
+PAPER_TINY = ModelConfig(
+    vocab_size=1024,
+    sequence_length=128,
+    hidden_size=64,
+    num_heads=2,
+    moe_layers=2,
+    num_experts=64,
+    top_k=6,
+    shared_experts=2,
+    expert_size=16,
+    init_std=0.02,
+)
 DEEPSEEKMOE_1B = ModelConfig(
     vocab_size=GPT2_VOCABULARY,
     sequence_length=4096,
@@ -143,4 +156,10 @@ DEEPSEEKMOE_3B = ModelConfig(
     expert_size=856,
 )
 
-MODELS = {"tiny": TINY, "small": SMALL, "deepseekmoe-1b": DEEPSEEKMOE_1B, "deepseekmoe-3b": DEEPSEEKMOE_3B}
+MODELS = {
+    "tiny": TINY,
+    "small": SMALL,
+    "paper-tiny": PAPER_TINY,
+    "deepseekmoe-1b": DEEPSEEKMOE_1B,
+    "deepseekmoe-3b": DEEPSEEKMOE_3B,
+}

@@ -24,7 +24,7 @@ from equipoise.model.attention import Attention, Rotary
 from equipoise.model.config import ModelConfig
 from equipoise.model.loss import linear_cross_entropy
 from equipoise.model.norm import RMSNorm
-from equipoise.routing import Tally
+from equipoise.routing import Routing, Tally
 
 MakeBalancer = Callable[[int, int], Balancer]
 """(num_experts, top_k) to a balancer"""
@@ -41,6 +41,8 @@ class ModelOutput(NamedTuple):
     """the sum of the balancers' penalties, to be added to the loss"""
     tallies: list[Tally]
     samples: list[Sample | None]
+    routings: list[Routing]
+    """in evaluation only: in training nobody looks at them, and they would be kept until backward"""
 
 
 class Block(nn.Module):
@@ -57,7 +59,8 @@ class Block(nn.Module):
         hidden = hidden + self.attention(self.attention_norm(hidden), rotary)
         result = self.feed_forward(self.feed_forward_norm(hidden))
         if isinstance(self.feed_forward, MoE):
-            return hidden + result.output, result._replace(output=None, routing=None)  # what is not used is not kept
+            kept = result._replace(output=None, routing=None if self.training else result.routing)
+            return hidden + result.output, kept
         return hidden + result, None
 
 
@@ -125,6 +128,7 @@ class DeepSeekMoE(nn.Module):
             penalty=sum((layer.penalty for layer in layers), start=hidden.new_zeros(())),
             tallies=[layer.tally for layer in layers],
             samples=[layer.sample for layer in layers],
+            routings=[layer.routing for layer in layers if layer.routing is not None],
         )
 
     def _pass(self, block: nn.Module, hidden: Tensor) -> tuple[Tensor, MoEOutput | None]:

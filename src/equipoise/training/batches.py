@@ -54,13 +54,23 @@ class Batches:
         return int(self._orders[epoch][place])
 
 
+def validation_windows(tokens: np.ndarray, sequence_length: int, number: int) -> list[int]:
+    """Which windows validate: `number` of them spread evenly over the whole split, always the same; all of them for 0.
+
+    Texts next to each other are alike, so the first ones would say how a few files do and not how the split does.
+    """
+    windows = num_windows(tokens, sequence_length, "validation")
+    count = min(number or windows, windows)
+    return [(2 * n + 1) * windows // (2 * count) for n in range(count)]  # the middles of equal parts
+
+
 def validation_batches(
-    tokens: np.ndarray, sequence_length: int, batch_size: int, limit: int, rank: int = 0, ranks: int = 1
+    tokens: np.ndarray, sequence_length: int, batch_size: int, number: int, rank: int = 0, ranks: int = 1
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The first `limit` windows of the validation tokens, always the same; this rank's share, at most batch_size at a time."""
-    mine = range(min(limit, num_windows(tokens, sequence_length)))[rank::ranks]
+    """This rank's share of the windows that validate, at most batch_size at a time."""
+    mine = validation_windows(tokens, sequence_length, number)[rank::ranks]
     for start in range(0, len(mine), batch_size):
-        yield cut(tokens, list(mine[start : start + batch_size]), sequence_length)
+        yield cut(tokens, mine[start : start + batch_size], sequence_length)
 
 
 def num_windows(tokens: np.ndarray, sequence_length: int, split: str = "training") -> int:

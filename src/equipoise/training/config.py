@@ -31,7 +31,7 @@ class Config:
     """How to train. See docs/training.md for what each choice costs."""
 
     preset: str = "tiny"
-    """tiny, small, deepseekmoe-1b or deepseekmoe-3b: where all other values come from unless given"""
+    """tiny, small, paper-tiny, deepseekmoe-1b or deepseekmoe-3b: where all other values come from unless given"""
     out: str = "runs/unnamed"
     """the run's folder"""
     resume: bool = False
@@ -73,8 +73,8 @@ class Config:
 
     evaluate_every: int = 50
     """steps between evaluations; 0: only at the end"""
-    validation_sequences: int = 64
-    """how many, always the same"""
+    validation_sequences: int = 512
+    """how many, spread evenly over the validation split and always the same; 0: the whole split"""
     checkpoint_every: int = 100
     """steps between checkpoints; 0: only when stopped and at the end"""
     keep_checkpoints: int = 2
@@ -107,11 +107,12 @@ class Config:
     """its sizes"""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "validation_sequences", "keep_checkpoints"):
+        for name in ("steps", "batch_size", "keep_checkpoints"):
             _require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}")
         for name in (
             "warmup_steps",
             "evaluate_every",
+            "validation_sequences",
             "checkpoint_every",
             "trace_every",
             "trace_scores",
@@ -171,13 +172,25 @@ PAPER = {
     "final_learning_rate": 1.0,
     "weight_decay": 0.1,
     "evaluate_every": 1000,
+    "validation_sequences": 0,
     "checkpoint_every": 1000,
     "trace_every": 10,
     "trace_batches": 0,  # 67 MB a layer and batch
 }
 PRESETS: dict[str, dict[str, Any]] = {
-    "tiny": {"learning_rate": 3e-3, "warmup_steps": 20},
+    "tiny": {"learning_rate": 3e-3, "warmup_steps": 20, "evaluate_every": 100},
     "small": {"steps": 2000, "batch_size": 16, "warmup_steps": 100, "evaluate_every": 200, "checkpoint_every": 200},
+    # the paper's experiment on two cores: a constant rate, so that what is learnt about balance has settled and not stopped
+    "paper-tiny": {
+        "steps": 800,
+        "batch_size": 8,
+        "learning_rate": 2e-3,
+        "warmup_steps": 50,
+        "final_learning_rate": 1.0,
+        "evaluate_every": 200,
+        "checkpoint_every": 400,
+        "trace_batches": 0,
+    },
     "deepseekmoe-1b": PAPER,
     "deepseekmoe-3b": PAPER | {"parallel": "fsdp", "micro_batch_size": 1},
 }

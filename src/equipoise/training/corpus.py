@@ -25,7 +25,7 @@ from equipoise.training import texts
 from equipoise.training.files import cache_folder, new_folder, write_json
 from equipoise.training.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
 
-FORMAT = 2
+FORMAT = 3
 """raise it when the same texts would give other tokens than before"""
 TOGETHER = 64  # documents encoded in one call, by as many threads as there are
 

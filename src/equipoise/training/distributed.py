@@ -54,6 +54,12 @@ class World:
         dist.all_reduce(wire)
         return wire.tolist()
 
+    def add_up(self, counts: Tensor) -> Tensor:
+        """The sum over ranks of whole numbers."""
+        if self.ranks > 1:
+            dist.all_reduce(counts)
+        return counts
+
     def wait(self) -> None:
         if self.ranks > 1:
             dist.barrier()

@@ -34,15 +34,15 @@ def versions() -> dict[str, str]:
     return found
 
 
-def documents() -> Iterator[tuple[str, str]]:
-    """(name of the file, all its docstrings that were in no file before), in the order of names."""
+def documents() -> Iterator[tuple[str, list[str]]]:
+    """(name of the file, those of its docstrings that were in no file before), in the order of names."""
     seen: set[str] = set()
     for library in ("python", *LIBRARIES):
         for path, root in _sources(library):
             new = [text for text in dict.fromkeys(_docstrings(path)) if text not in seen]
             seen.update(new)
             if new:
-                yield f"{library}/{path.relative_to(root).as_posix()}", "\n\n".join(new)
+                yield f"{library}/{path.relative_to(root).as_posix()}", new
 
 
 def _sources(library: str) -> Iterator[tuple[Path, Path]]:

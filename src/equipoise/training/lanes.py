@@ -130,7 +130,7 @@ def _together(outputs: list[ModelOutput], shares: list[float]) -> ModelOutput:
     means = [(torch.stack(each).double() * weights).sum() for each in zip(*((o.loss, o.penalty) for o in outputs))]
     tallies = [_one_forward(sum(parts[1:], start=parts[0])) for parts in zip(*(o.tallies for o in outputs))]
     samples = [sum(s for s in parts if s is not None) or None for parts in zip(*(o.samples for o in outputs))]
-    return ModelOutput(means[0], None, means[1], tallies, samples)
+    return ModelOutput(means[0], None, means[1], tallies, samples, [])
 
 
 def _one_forward(tally: Tally) -> Tally:

@@ -29,6 +29,7 @@ from equipoise.training.checkpoint import Checkpoints, refuse_other_config
 from equipoise.training.config import Config, read, write_yaml
 from equipoise.training.corpus import Corpus, prepare
 from equipoise.training.distributed import World, join
+from equipoise.training.evaluation import over_training
 from equipoise.training.files import remove_unfinished, write_json, write_text
 from equipoise.training.progress import Progress, on_a_terminal
 from equipoise.training.stopping import Stopped, StopSignals
@@ -196,6 +197,9 @@ class Run:
             "validation_loss": last["loss"],
             "imbalance": last["imbalance"],
             "max_violation": last["max_violation"],
+            **{name: last.get(name) for name in ("imbalance_error", "floor")},
+            "validation_sequences": last.get("sequences"),
+            **over_training(steps),
             "train_loss": sum(row["loss"] for row in tail) / len(tail),
             "train_imbalance": sum(row["imbalance"] for row in tail) / len(tail),
             "steps": self.number,

@@ -20,6 +20,7 @@ from equipoise.balancing import Dual
 from equipoise.balancing.directions import LoadGap
 from equipoise.trace import TraceWriter
 from equipoise.training.config import Config
+from equipoise.training.evaluation import Validation, idle_together
 from equipoise.training.files import write_json, write_text
 from equipoise.training.trainer import Layer, Step, Trainer
 
@@ -32,7 +33,7 @@ class Observer:
 
     def stepped(self, step: Step, seconds: float) -> None: ...
 
-    def evaluated(self, step: int, measured: dict[str, Any]) -> None: ...
+    def evaluated(self, step: int, measured: Validation) -> None: ...
 
     def saving(self, step: int) -> None:
         """What was seen up to `step` must be on the disk before the checkpoint is."""
@@ -62,13 +63,15 @@ class MetricsFile(Observer):
                 "learning_rate": step.learning_rate,
                 "tokens": step.number * self.tokens_per_step,
                 "tokens_per_second": round(self.tokens_per_step / seconds, 1),
+                "idle_share": idle_together(layer.idle_share for layer in step.layers),
                 **summary([layer.imbalance for layer in step.layers], [layer.max_violation for layer in step.layers]),
             }
         )
 
-    def evaluated(self, step: int, measured: dict[str, Any]) -> None:
-        levels = summary(measured["imbalance"], measured["max_violation"])
-        self._add({"kind": "validation", "step": step, "loss": measured["loss"], **levels})
+    def evaluated(self, step: int, measured: Validation) -> None:
+        levels = summary(measured.imbalance, measured.max_violation)
+        chance = {name: getattr(measured, name) for name in ("imbalance_error", "floor", "sequences")}
+        self._add({"kind": "validation", "step": step, "loss": measured.loss, **levels, **chance})
 
     def saving(self, step: int) -> None:
         os.fsync(self._file.fileno())
@@ -196,8 +199,8 @@ class TensorBoard(Observer):
     def stepped(self, step: Step, seconds: float) -> None:
         self._add("train", step.number, step.loss, [layer.imbalance for layer in step.layers])
 
-    def evaluated(self, step: int, measured: dict[str, Any]) -> None:
-        self._add("validation", step, measured["loss"], measured["imbalance"])
+    def evaluated(self, step: int, measured: Validation) -> None:
+        self._add("validation", step, measured.loss, measured.imbalance)
 
     def close(self) -> None:
         self._writer.close()

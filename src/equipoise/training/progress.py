@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 from equipoise.extras import require
+from equipoise.training.evaluation import Validation
 from equipoise.training.observers import Observer, summary
 from equipoise.training.trainer import Step
 
@@ -49,9 +49,10 @@ class Progress(Observer):
             speed=f"{self._tokens / seconds:,.0f}",
         )
 
-    def evaluated(self, step: int, measured: dict[str, Any]) -> None:
-        level = summary(measured["imbalance"], measured["max_violation"])["imbalance"]
-        self.console.print(f"step {step}: validation loss {measured['loss']:.4f}, imbalance {level:.4f}")
+    def evaluated(self, step: int, measured: Validation) -> None:
+        level = summary(measured.imbalance, measured.max_violation)["imbalance"]
+        chance = "" if measured.floor is None else f" (chance alone {measured.floor:.4f})"
+        self.console.print(f"step {step}: validation loss {measured.loss:.4f}, imbalance {level:.4f}{chance}")
 
     def close(self) -> None:
         self._bar.stop()

@@ -45,14 +45,17 @@ def find(data: str) -> Texts:
 
 
 def _docstrings() -> Iterator[tuple[str, str]]:
-    """Split by file: no text is in both, since equal docstrings were kept once."""
-    for name, text in docstrings.documents():
-        yield _split(name), text
+    """Split by docstring, so that both sides hold every package and every kind of file. No text is on both sides, since
+    equal docstrings were kept once. (Split by file, validation was a handful of files unlike the rest.)"""
+    for _, texts in docstrings.documents():
+        for split in SPLITS:
+            if some := [text for text in texts if _split(text) == split]:
+                yield split, "\n\n".join(some)
 
 
-def _split(name: str) -> str:
-    """By a file's name alone, so that a file stays on its side whatever else is there."""
-    percent = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % 100
+def _split(text: str) -> str:
+    """By the text alone, so that it stays on its side whatever else is there."""
+    percent = int.from_bytes(hashlib.sha256(text.encode(errors="replace")).digest()[:4], "big") % 100
     return "validation" if percent < VALIDATION_PERCENT else "train"
 
 
@@ -74,18 +77,34 @@ def _text_files(folder: Path) -> list[Path]:
     return files
 
 
+EVERY = 100 // VALIDATION_PERCENT  # one in so many is for validation
+PIECES = 10  # of a file that are for validation, if it has lines enough
+
+
 def _one_file(path: Path) -> Iterator[tuple[str, str]]:
-    """The last lines are for validation."""
-    lines = _read(path).splitlines(keepends=True)
-    cut = len(lines) - max(1, len(lines) * VALIDATION_PERCENT // 100)
-    if cut < 1:
+    lines = _lines(path)
+    if len(lines) < 2:
         raise ValueError(f"{path} has {len(lines)} lines: too few to keep some for validation")
-    yield "train", "".join(lines[:cut])
-    yield "validation", "".join(lines[cut:])
+    if len(lines) >= EVERY:
+        yield from _cut(lines)
+        return
+    yield "train", "".join(lines[:-1])
+    yield "validation", lines[-1]
+
+
+def _cut(lines: list[str]) -> Iterator[tuple[str, str]]:
+    """Pieces from all over a file are for validation: its end may be unlike the rest."""
+    size = max(1, len(lines) // (EVERY * PIECES))
+    for start in range(0, len(lines), EVERY * size):
+        learnt = start + (EVERY - 1) * size
+        yield "train", "".join(lines[start:learnt])
+        if held_out := lines[learnt : start + EVERY * size]:
+            yield "validation", "".join(held_out)
 
 
 def _folder(folder: Path, files: list[Path]) -> Iterator[tuple[str, str]]:
-    """As the files' names say (train, valid, test; test is left alone), else every twentieth is for validation."""
+    """As the files' names say (train, valid, test; test is left alone), else every twentieth is for validation; where there
+    are fewer, pieces of each."""
     named = {file: _split_by_name(file.relative_to(folder)) for file in files}
     if {"train", "validation"} <= set(named.values()):
         if unnamed := [file.relative_to(folder) for file, split in named.items() if split is None]:
@@ -100,10 +119,22 @@ def _folder(folder: Path, files: list[Path]) -> Iterator[tuple[str, str]]:
     if len(files) < 2:
         yield from _one_file(files[0])
         return
-    every = 100 // VALIDATION_PERCENT
+    if len(files) < EVERY:
+        yield from _few_files(files)
+        return
     for n, file in enumerate(files):
-        last = n == len(files) - 1 and len(files) < every
-        yield "validation" if n % every == every - 1 or last else "train", _read(file)
+        yield "validation" if n % EVERY == EVERY - 1 else "train", _read(file)
+
+
+def _few_files(files: list[Path]) -> Iterator[tuple[str, str]]:
+    """A whole one held out may be unlike the others, so each is cut; if none has lines enough, the last one is held out."""
+    long = {file for file in files if len(_lines(file)) >= EVERY} or {files[-1]}
+    for file in files:
+        lines = _lines(file)
+        if len(lines) >= EVERY:
+            yield from _cut(lines)
+        else:
+            yield "validation" if file in long else "train", "".join(lines)
 
 
 NAMES = {
@@ -117,6 +148,10 @@ def _split_by_name(path: Path) -> str | None:
     """By whole words: constraints.txt is not for training."""
     words = set(re.split("[^a-z]+", str(path).lower()))
     return next((split for split, names in NAMES.items() if words & names), None)
+
+
+def _lines(path: Path) -> list[str]:
+    return _read(path).splitlines(keepends=True)
 
 
 def _read(path: Path) -> str:

@@ -23,10 +23,11 @@ from equipoise.balancing import Balancer
 from equipoise.layers import Sample
 from equipoise.model import DeepSeekMoE, ModelOutput
 from equipoise.routing import Tally, metrics, reduce
-from equipoise.training.batches import Batches, cut, num_windows, validation_batches
+from equipoise.training.batches import Batches, cut, validation_batches, validation_windows
 from equipoise.training.config import Config
 from equipoise.training.corpus import Corpus
 from equipoise.training.distributed import World, accumulating, share_out, whole
+from equipoise.training.evaluation import Validation, idle_of_devices, loads_by_sequence, summarise
 from equipoise.training.lanes import Lanes, how_many
 from equipoise.training.schedule import learning_rate
 from equipoise.training.scores import watch_scores
@@ -45,6 +46,8 @@ class Layer:
     """(E,) that will be"""
     imbalance: float
     max_violation: float
+    idle_share: float | None
+    """of DEVICES devices, over this rank's forwards; None where experts do not divide over them"""
     scores: Tensor | None = None
     """(T, E) of the first micro-batch of this rank, if they were asked for"""
 
@@ -84,9 +87,7 @@ class Trainer:
         self.batches = Batches(
             corpus.train, config.model.sequence_length, config.batch_size, config.seed, world.rank, world.ranks
         )
-        num_windows(
-            corpus.validation, config.model.sequence_length, "validation"
-        )  # or the first evaluation would find out
+        self._windows()  # too short a split is told now, and not by the first evaluation
         self.micro_batch = _micro_batch(config, world)
         self.balancers = {name: layer.router.balancer for name, layer in self.net.moe_layers.items()}
         if (
@@ -112,26 +113,28 @@ class Trainer:
         return Step(number, loss, penalty, norm, rate, self._balance(outputs, scores))
 
     @torch.no_grad()
-    def evaluate(self) -> dict[str, float | list[float]]:
-        """The loss and the loads over the whole validation set; penalties are not part of it."""
+    def evaluate(self) -> Validation:
+        """The loss and the loads over the windows that validate; penalties are not part of it."""
         self.model.eval()
-        total, sequences = torch.zeros((), dtype=torch.float64, device=self.world.device), 0
-        tallies: dict[str, Tally] = {}
+        total = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        loads: list[Tensor] = []
         for tokens, targets, counts in self._validation():
             with self._autocast():
                 output = self.model(tokens, targets)
-            if not counts:
-                continue
-            total += output.loss.double() * len(tokens)
-            sequences += len(tokens)
-            for name, tally in zip(self.balancers, output.tallies, strict=True):
-                tallies[name] = tally + tallies.get(name, 0)
-        loss, count = self.world.sum([float(total), float(sequences)])
-        measured = [metrics(tally.loads) for tally in reduce(tallies).values()]
-        return {
-            "loss": loss / count,
-            **{name: [float(each[name]) for each in measured] for name in ("imbalance", "max_violation")},
-        }
+            if counts:
+                total += output.loss.double() * len(tokens)
+                loads.append(loads_by_sequence(output.routings, len(tokens), self.config.model.num_experts))
+        return summarise(self.world.sum([float(total)])[0], self._of_all_ranks(loads))
+
+    def _of_all_ranks(self, loads: list[Tensor]) -> Tensor:
+        """(N, layers, E) of all windows in their order. A rank may have had none."""
+        limit, world = len(self._windows()), self.world
+        whole_set = torch.zeros(
+            limit, len(self.balancers), self.config.model.num_experts, dtype=torch.int64, device=world.device
+        )
+        if loads:
+            whole_set[world.rank :: world.ranks] = torch.cat(loads)
+        return world.add_up(whole_set)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything a checkpoint holds, as tensors that can be copied from and into.
@@ -204,18 +207,23 @@ class Trainer:
             shift_after=_shift(self.balancers[name]),
             imbalance=float(measured["imbalance"]),
             max_violation=float(measured["max_violation"]),
+            idle_share=idle_of_devices(tally.forwards),
             scores=scores,
         )
+
+    def _windows(self) -> list[int]:
+        config = self.config
+        return validation_windows(self.corpus.validation, config.model.sequence_length, config.validation_sequences)
 
     def _validation(self) -> Iterator[tuple[Tensor, Tensor, bool]]:
         """Inputs, targets, and whether they count. Under FSDP every forward is a collective, so that all ranks must make
         equally many: a rank with fewer sequences looks at the first one again, and does not count it."""
         world, tokens, S = self.world, self.corpus.validation, self.config.model.sequence_length
-        limit = min(self.config.validation_sequences, num_windows(tokens, S))
+        number = self.config.validation_sequences
         mine = [
-            (*pair, True) for pair in validation_batches(tokens, S, self.micro_batch, limit, world.rank, world.ranks)
+            (*pair, True) for pair in validation_batches(tokens, S, self.micro_batch, number, world.rank, world.ranks)
         ]
-        most = -(-limit // world.ranks)  # sequences of the rank that has most
+        most = -(-len(self._windows()) // world.ranks)  # sequences of the rank that has most
         mine += [(*cut(tokens, [0], S), False)] * (-(-most // self.micro_batch) - len(mine))
         for inputs, targets, counts in mine:
             yield inputs.to(world.device), targets.to(world.device), counts

@@ -1,0 +1,110 @@
+"""What an evaluation says, and how far chance moved it.
+
+Loads are counted for each sequence apart. The tokens of a sequence are alike, so chance is a matter of which sequences were
+drawn, not which tokens. Drawing the sequences again with replacement (a block bootstrap) gives
+
+    imbalance_error   the standard deviation of the printed imbalance over such draws
+    floor             the imbalance that chance alone leaves: how far the loads of a draw lie from those of the whole set.
+                      A shift that is right for the text, and not for just these sequences, shows this much
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.routing import Routing, idle_share, metrics
+
+DEVICES = 8
+"""for which idle time is told"""
+DRAWS = 200
+
+
+class Validation(NamedTuple):
+    """The validation set under a model as it is."""
+
+    loss: float
+    """mean cross entropy"""
+    imbalance: list[float]
+    """of each MoE layer"""
+    max_violation: list[float]
+    """of each MoE layer"""
+    imbalance_error: float | None
+    """standard error of the layers' mean imbalance; None where there is one sequence only"""
+    floor: float | None
+    """what chance alone leaves, mean over layers; None likewise"""
+    sequences: int
+    """how many windows"""
+
+
+def loads_by_sequence(routings: Sequence[Routing], sequences: int, num_experts: int) -> Tensor:
+    """(B, layers, E) int64: what each of a forward's sequences gave each expert."""
+    if not routings:
+        return torch.zeros(sequences, 0, num_experts, dtype=torch.int64)
+    return torch.stack([_loads(routing.experts.reshape(sequences, -1), num_experts) for routing in routings], dim=1)
+
+
+def _loads(chosen: Tensor, num_experts: int) -> Tensor:
+    """chosen (B, S K); the number E means that a choice was left empty."""
+    empty = torch.zeros(len(chosen), num_experts + 1, dtype=torch.int64, device=chosen.device)
+    return empty.scatter_add_(1, chosen, torch.ones_like(chosen))[:, :num_experts]
+
+
+def summarise(total_loss: float, loads: Tensor) -> Validation:
+    """From the summed loss of the sequences and their loads (N, layers, E)."""
+    loads = loads.cpu()
+    measured = [metrics(layer) for layer in loads.sum(0)]
+    error, floor = bootstrap(loads.numpy())
+    return Validation(
+        loss=total_loss / len(loads),
+        imbalance=[float(layer["imbalance"]) for layer in measured],
+        max_violation=[float(layer["max_violation"]) for layer in measured],
+        imbalance_error=error,
+        floor=floor,
+        sequences=len(loads),
+    )
+
+
+def bootstrap(loads: np.ndarray, draws: int = DRAWS, seed: int = 0) -> tuple[float | None, float | None]:
+    """(imbalance_error, floor) from loads (N, layers, E); see the top of the file. One sequence tells nothing."""
+    number, layers = loads.shape[:2]
+    if number < 2 or layers == 0:
+        return None, None
+    times = np.random.default_rng(seed).multinomial(number, np.full(number, 1 / number), size=draws)
+    drawn = np.tensordot(times.astype(float), loads.astype(float), axes=1)  # (draws, layers, E)
+    whole = loads.sum(0)
+    drawn *= whole.sum(-1, keepdims=True) / drawn.sum(-1, keepdims=True)  # sequences may be of unequal lengths
+    target = whole.mean(-1, keepdims=True)
+    widen = (number / (number - 1)) ** 0.5  # the spread of n things around their own mean is too small by this
+    imbalance = np.abs(drawn / target - 1).mean((1, 2))
+    moved = np.abs(drawn - whole) / target
+    return float(imbalance.std() * widen), float(moved.mean() * widen)
+
+
+def idle_of_devices(forwards: Tensor) -> float | None:
+    """Of DEVICES devices with equal blocks of experts; None where experts do not divide over them."""
+    return None if forwards.shape[-1] % DEVICES else float(idle_share(forwards, DEVICES))
+
+
+def idle_together(shares: Iterable[float | None]) -> float | None:
+    """The idle share over forwards of equal size whose own are `shares`: each lasts 1 / (1 - share) of an even one's time."""
+    lasts = [1 / (1 - share) for share in shares if share is not None]
+    return 1 - len(lasts) / sum(lasts) if lasts else None
+
+
+def over_training(steps: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    """Imbalance and idle share of a training's batches, from its rows: in all, in the first fifth, in the last quarter."""
+    parts = {
+        "training": steps,
+        "early": steps[: max(1, len(steps) // 5)],
+        "late": steps[-max(1, len(steps) // 4) :],
+    }
+    found: dict[str, float | None] = {}
+    for name, rows in parts.items():
+        found[f"{name}_imbalance"] = float(np.mean([row["imbalance"] for row in rows]))
+        found[f"{name}_idle"] = idle_together(row.get("idle_share") for row in rows)
+    return found
