@@ -2,7 +2,7 @@
 
 import copy
 
-from equipoise.comparison.answer import answer
+from equipoise.comparison.answer import answer, rule
 from equipoise.comparison.results import results
 from tests.comparison.made import comparison
 
@@ -65,3 +65,10 @@ def test_folders_of_earlier_versions_have_an_answer():
         assert "alidation imbalance" in answer(found)
         assert "idle" not in answer(found)
         assert found.rows[0]["given_up"] is None  # it was another figure then
+
+
+def test_only_comparisons_with_an_interval_are_counted():
+    kept = comparison()
+    kept["runs"] = [run for run in kept["runs"] if run["scheme"] != "curvature" or run["seed"] == 0]
+    assert "all 1 comparisons" in rule(results(kept))
+    assert "paired over 1 to 5 seeds" in answer(results(kept))

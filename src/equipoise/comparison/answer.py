@@ -111,7 +111,8 @@ def _capital(text: str) -> str:
 
 def rule(results: Results) -> str:
     """One line for below a table of differences."""
-    compared = max((len(differences(results.rows, key)) for key in ANSWERED), default=0)
+    found = [differences(results.rows, key).values() for key in ANSWERED]
+    compared = max(sum(each.chance is not None for each in column) for column in found)  # those with an interval
     return (
         "±: 95% interval of the mean difference by Student's law, paired by seed. "
         f"*: real, that is not 0 even when all {compared} comparisons of its column are counted (Bonferroni, 95% together)."
