@@ -20,6 +20,7 @@ BELOW = {
     "layers": {"balancing", "routing"},
     "model": {"layers", "balancing", "routing"},
     "training": {"model", "layers", "balancing", "routing", "trace"},
+    "comparison": {"training", "trace"},
 }
 EVERYTHING_BELOW = set(BELOW)
 BELOW |= dict.fromkeys(("arena", "experiments", "report", "integrations"), EVERYTHING_BELOW)

@@ -8,8 +8,10 @@ import time
 
 import pytest
 
+from equipoise.comparison import keep
+from equipoise.comparison.results import results
 from equipoise.experiments import jobs
-from equipoise.experiments.compare import compare, plan_runs, watching
+from equipoise.experiments.compare import compare, plan_runs, table, watching
 from equipoise.experiments.schemes import SCHEMES, chosen, configure
 from equipoise.training import Stopped, train
 
@@ -54,6 +56,39 @@ def test_finished_runs_are_not_repeated(tmp_path, settings, trained_here):
     assert again[0] == first[0]
 
 
+def test_earlier_schemes_and_seeds_stay(tmp_path, settings, trained_here):
+    first = compare(tmp_path, schemes=["none", "quantile"], seeds=2, **settings)
+    again = compare(tmp_path, schemes=["deepseek"], **settings)
+    assert [row["name"] for row in again] == ["none", "deepseek", "quantile"]
+    assert [again[0], again[2]] == first
+    assert (again[1]["seeds"], again[1]["failed"]) == (1, [])
+    assert json.loads((tmp_path / "manifest.json").read_text())["seeds"] == [0, 1]
+
+
+def test_schemes_of_other_settings_do_not_stay(tmp_path, settings, trained_here):
+    compare(tmp_path, schemes=["none"], **settings)
+    [row] = compare(tmp_path, schemes=["quantile"], **{**settings, "steps": 5})
+    assert row["name"] == "quantile"
+
+
+def test_all_is_kept_in_one_file(tmp_path, settings, trained_here):
+    rows = compare(tmp_path, schemes=["none", "deepseek"], seeds=2, **settings)
+    kept = keep.read(tmp_path / "rows.json")
+    assert results(kept).rows == rows
+    assert kept == keep.gather(tmp_path)
+    assert ["figures" in run for run in kept["runs"]] == [True, False, True, False]
+    losses = [run["result"]["validation_loss"] for run in kept["runs"][:2]]
+    assert rows[0]["values"]["validation_loss"] == {"0": losses[0], "1": losses[1]}
+
+
+def test_what_has_not_finished_is_listed(tmp_path, settings, trained_here):
+    compare(tmp_path, schemes=["none"], seeds=2, **settings)
+    (tmp_path / "runs/none-1/result.json").unlink()
+    (tmp_path / "runs/none-1/failure.json").write_text('{"error": "no memory"}')
+    [row] = table(tmp_path)
+    assert (row["seeds"], row["failed"]) == (1, [{"seed": 1, "error": "no memory"}])
+
+
 def test_seeds_give_means_and_spread(tmp_path, settings, trained_here):
     [row] = compare(tmp_path, schemes=["none"], seeds=2, **settings)
     losses = [json.loads((tmp_path / f"runs/none-{n}/result.json").read_text())["validation_loss"] for n in (0, 1)]
@@ -65,6 +100,7 @@ def test_other_settings_are_refused(tmp_path, settings, trained_here):
     compare(tmp_path, schemes=["none"], **settings)
     with pytest.raises(ValueError, match="steps: 4 there, 5 here"):
         compare(tmp_path, schemes=["none"], **{**settings, "steps": 5})
+    assert json.loads((tmp_path / "manifest.json").read_text())["steps"] == 4
 
 
 def test_processes_fail_alone_and_are_recorded(tmp_path, settings):

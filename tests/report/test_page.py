@@ -6,21 +6,10 @@ import re
 
 import pytest
 
-from equipoise.report import report
-from equipoise.report.answer import answer
-from equipoise.report.read import Results, Series, read_results
-
-
-def row(label, loss, imbalance):
-    return {"label": label, "validation_loss": loss, "imbalance": imbalance, "seeds": 1}
-
-
-def test_the_answer_follows_the_data():
-    series = [Series(row("one", 3.0, 0.5), []), Series(row("two", 3.1, 0.1), []), Series(row("three", 3.2, 0.9), [])]
-    told = answer(Results("x", "tiny", 300, series))
-    assert "two leaves the loads most even (10.0%" in told
-    assert "one has the lowest validation loss (3.0000; all lie within 0.2000)" in told
-    assert "One seed" in told
+from equipoise.comparison import keep
+from equipoise.report import as_markdown, report
+from equipoise.report.read import read_results
+from tests.comparison.made import comparison
 
 
 def test_the_page_needs_nothing_else(results):
@@ -36,6 +25,32 @@ def test_all_figures_have_their_data(results):
         assert {each["scheme"] for each in rows} >= {"no balancing", "u/√n"}
     shares = [float(each["share"]) for each in csv.DictReader((results / "figures" / "scores.csv").open())]
     assert sum(shares) == pytest.approx(4 * 4, abs=1e-2)  # four schemes at four steps, each a whole
+
+
+def test_the_kept_file_gives_the_same_page(results, tmp_path):
+    kept = tmp_path / "kept.json"
+    kept.write_bytes((results / "rows.json").read_bytes())
+    assert report(kept) == tmp_path / "kept.html"
+    assert (tmp_path / "kept.html").read_text() == report(results).read_text()
+    for name in ("results", "differences", "training", "loads"):
+        assert (tmp_path / f"figures/{name}.csv").read_text() == (results / f"figures/{name}.csv").read_text()
+
+
+def test_differences_have_intervals_and_marks(tmp_path):
+    text = report(keep.write(comparison(), tmp_path / "made.json")).read_text()
+    table = re.search(r"<table id=differences>.*?</table>", text)[0]
+    assert "less u/|L-A| (DeepSeek)" in table
+    assert re.search(r"<td class=bad>\+0\.\d{3}<small>± 0\.\d{3}\*</small></td>", table)  # no balancing is less even
+    assert "(chance 0.021)" in re.search(r"<table id=results>.*?</table>", text)[0]
+    assert "Bonferroni" in text
+
+
+def test_markdown_has_both_tables(results, tmp_path):
+    text = as_markdown(keep.write(comparison(), tmp_path / "made.json"))
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(lines) == 2 * 2 + 3 + 2
+    assert {line.replace("\\|", "").count("|") for line in lines} == {11}
+    assert as_markdown(results) == as_markdown(results / "rows.json")
 
 
 def test_a_single_training_has_a_page(results, tmp_path):

@@ -104,7 +104,7 @@ def _add_compare(verbs: Any) -> None:
 
 
 def _compare(options: argparse.Namespace) -> None:
-    from equipoise.experiments import compare, table
+    from equipoise.experiments import compare
 
     changes = {name: value for name in ("steps", "data") if (value := getattr(options, name)) is not None}
     rows = compare.compare(
@@ -120,9 +120,11 @@ def _compare(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(rows, indent=2))
     else:
+        from equipoise.experiments import table
         from equipoise.report import report
+        from equipoise.report.read import read_results
 
-        table.show(rows)
+        table.show(read_results(Path(options.out)))
         print(f"the page: {report(options.out)}")
 
 
@@ -202,13 +204,24 @@ def _add_report(verbs: Any) -> None:
         "report",
         help="a results folder as one HTML page, and its figures as pictures",
         description="A page that needs nothing else, of a comparison, a sweep, an arena or a single training, and each "
-        "figure's data as CSV; with --figures also each figure as a picture.",
+        "figure's data as CSV; with --figures also each figure as a picture. A comparison's rows.json does as well as its "
+        "folder.",
         epilog="examples:\n  equipoise report results\n  equipoise report runs/a --out a.html\n"
+        "  equipoise report results/rows.json --markdown\n"
         "  equipoise report results --figures pdf --to paper/figures",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    report.add_argument("folder", metavar="FOLDER", help="of `equipoise compare`, `sweep`, `arena --out` or `train`")
-    report.add_argument("--out", metavar="FILE", help="default: report.html in the folder")
+    report.add_argument(
+        "folder",
+        metavar="FOLDER",
+        help="of `equipoise compare`, `sweep`, `arena --out` or `train`; or the rows.json of a comparison",
+    )
+    report.add_argument(
+        "--out", metavar="FILE", help="default: report.html in the folder, or rows.html beside rows.json"
+    )
+    report.add_argument(
+        "--markdown", action="store_true", help="a comparison: print its tables as Markdown, and draw nothing"
+    )
     report.add_argument("--figures", choices=("png", "svg", "pdf"), help="draw them, by a browser on this machine")
     report.add_argument(
         "--to", metavar="DIR", help="where pictures and their data go (default: figures/ beside the page)"
@@ -217,10 +230,15 @@ def _add_report(verbs: Any) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from equipoise.report import draw, report
+    from equipoise.report import as_markdown, draw, report
 
     if options.to and not options.figures:
         raise ValueError("--to says where pictures go: it goes with --figures png, svg or pdf")
+    if options.markdown:
+        if options.figures or options.out:
+            raise ValueError("--markdown prints tables and draws nothing: it goes without --out and --figures")
+        print(as_markdown(options.folder))
+        return
     page = report(options.folder, options.out)
     print(page)
     if options.figures:

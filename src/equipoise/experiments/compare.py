@@ -3,31 +3,34 @@
 results/
     manifest.json        the schemes with their u and the paper's figures, seeds, preset, and where each run is
     runs/aux-0/ ...      a training each (docs/training.md), with measured.json beside its result.json
-    table.json           a row for each scheme: means over seeds and their spread
+    table.json           a row for each scheme: means over seeds, their spread, and each seed's values
+    rows.json            all that tables and page are drawn from, in one file (equipoise.comparison.keep)
     failure.json         in a run's folder, if it failed
 
-Killed and started again it goes on; finished runs are neither trained nor measured again.
+Killed and started again it goes on; finished runs are neither trained nor measured again. Schemes and seeds of earlier calls
+stay in the table while their runs have the same settings.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from equipoise.experiments.job import Job, failure
+from equipoise.comparison import keep
+from equipoise.comparison.results import results
+from equipoise.experiments.job import Job, refuse_another
 from equipoise.experiments.jobs import locked, run
 from equipoise.experiments.measure import measure
-from equipoise.experiments.schemes import chosen, configure
+from equipoise.experiments.schemes import SCHEMES, chosen, configure
 from equipoise.training.config import preset as training_preset
 from equipoise.training.corpus import prepare
 from equipoise.training.files import write_json
 
 FORMAT = "equipoise comparison"
-FIGURES = ("validation_loss", "imbalance", "max_violation", "idle_share", "given_up", "dual_gap", "seconds")
 WHOLE_TRACE = 2**17
 """scores of a batch are kept whole, for the theorems, while they are no more numbers than this"""
 
@@ -59,27 +62,39 @@ def compare(
         run(jobs)
         return []
     with locked(folder):
-        write_json(folder / "manifest.json", manifest(preset, names, seeds, jobs, folder))
+        for job in jobs:
+            refuse_another(job)  # before the manifest says otherwise
+        every = [*jobs, *earlier(folder, preset, jobs, changes)]
+        write_json(folder / "manifest.json", manifest(preset, every, folder))
         first = jobs[0].config
         prepare(first.data, vocab_size=first.model.vocab_size, tokenizer=first.tokenizer)  # once, not in every process
         run(jobs, at_once=at_once or min(2, os.cpu_count() or 1))
-        rows = table(folder)
-        write_json(folder / "table.json", rows)
-    return rows
+        return table(folder)
 
 
 def plan_runs(folder: Path, preset: str, names: Sequence[str], seeds: int, changes: dict[str, Any]) -> list[Job]:
-    watched = watching(preset, changes)
-    return [
-        Job(
-            f"{scheme.name}-{seed}",
-            configure(
-                scheme, preset, **{**watched, **changes}, seed=seed, out=str(folder / "runs" / f"{scheme.name}-{seed}")
-            ),
-        )
-        for seed in range(seeds)
-        for scheme in chosen(names)
-    ]
+    return [plan_run(folder, preset, scheme.name, seed, changes) for seed in range(seeds) for scheme in chosen(names)]
+
+
+def plan_run(folder: Path, preset: str, name: str, seed: int, changes: dict[str, Any]) -> Job:
+    [scheme] = chosen([name])
+    settings = {**watching(preset, changes), **changes, "seed": seed, "out": str(folder / "runs" / f"{name}-{seed}")}
+    return Job(f"{name}-{seed}", configure(scheme, preset, **settings))
+
+
+def earlier(folder: Path, preset: str, jobs: Sequence[Job], changes: dict[str, Any]) -> list[Job]:
+    """Runs that the folder's manifest has beside these, if they have the same settings: they stay in the table."""
+    path = folder / "manifest.json"
+    known = json.loads(path.read_text(encoding="utf-8")).get("runs", {}) if path.exists() else {}
+    names, found = {scheme.name for scheme in SCHEMES}, []
+    for name in known.keys() - {job.name for job in jobs}:
+        scheme, _, seed = name.rpartition("-")
+        if scheme in names:
+            job = plan_run(folder, preset, scheme, int(seed), changes)
+            with contextlib.suppress(ValueError):  # another comparison's: it was dropped before, too
+                refuse_another(job)
+                found.append(job)
+    return found
 
 
 def watching(preset: str, changes: dict[str, Any]) -> dict[str, Any]:
@@ -95,36 +110,29 @@ def watching(preset: str, changes: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def manifest(preset: str, names: Sequence[str], seeds: int, jobs: Sequence[Job], folder: Path) -> dict[str, Any]:
+def manifest(preset: str, jobs: Sequence[Job], folder: Path) -> dict[str, Any]:
+    """In the order of the schemes, whatever was asked for first."""
+    known, seeds = {job.name: job for job in jobs}, sorted({job.config.seed for job in jobs})
+    names = {scheme.name: [name for seed in seeds if (name := f"{scheme.name}-{seed}") in known] for scheme in SCHEMES}
     return {
         "format": FORMAT,
         "version": 1,
         "preset": preset,
         "steps": jobs[0].config.steps,
-        "seeds": list(range(seeds)),
-        "schemes": [scheme.about(preset) for scheme in chosen(names)],
-        "runs": {job.name: str(job.folder.relative_to(folder)) for job in jobs},
+        "seeds": seeds,
+        "schemes": [scheme.about(preset) for scheme in SCHEMES if names[scheme.name]],
+        "runs": {name: str(known[name].folder.relative_to(folder)) for each in names.values() for name in each},
     }
 
 
 def table(folder: Path) -> list[dict[str, Any]]:
-    """A row for each scheme: mean and spread (standard deviation) over the seeds that finished, and what failed."""
+    """Measure what has finished; write and return a row for each scheme, with means over its seeds and what failed."""
     about = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    return [_row(folder, about, scheme) for scheme in about["schemes"]]
-
-
-def _row(folder: Path, about: dict[str, Any], scheme: dict[str, Any]) -> dict[str, Any]:
-    found, failed = [], []
-    for seed in about["seeds"]:
-        run_folder = folder / about["runs"][f"{scheme['name']}-{seed}"]
-        if (run_folder / "result.json").exists():
-            result = json.loads((run_folder / "result.json").read_text(encoding="utf-8"))
-            found.append({**result, **measure(run_folder)})
-        else:
-            failed.append({"seed": seed, "error": failure(run_folder) or "not finished"})
-    row: dict[str, Any] = {**scheme, "seeds": len(found), "failed": failed}
-    for name in FIGURES:
-        values = [each[name] for each in found if each[name] is not None]
-        row[name] = statistics.fmean(values) if values else None
-        row[f"{name}_spread"] = statistics.stdev(values) if len(values) > 1 else None
-    return row
+    for path in about["runs"].values():
+        if (folder / path / "result.json").exists():
+            measure(folder / path)
+    kept = keep.gather(folder)
+    rows = results(kept).rows
+    keep.write(kept, folder / keep.FILE)
+    write_json(folder / "table.json", rows)
+    return rows

@@ -1,57 +1,48 @@
-"""The comparison as a table on the terminal."""
+"""The comparison on the terminal: the answer, the figures people decide by, and the differences; the page has the rest."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from equipoise.comparison.answer import answer, rule
+from equipoise.comparison.columns import DECIDING, TERMINAL_DIFFERENCES, column
+from equipoise.comparison.differences import against
+from equipoise.comparison.results import Results
+from equipoise.comparison.written import change_cells, change_heading, label
 from equipoise.extras import require
 
-COLUMNS = {
-    "loss": ("validation_loss", "{:.4f}"),
-    "imbal.": ("imbalance", "{:.4f}"),
-    "MaxVio": ("max_violation", "{:.3f}"),
-    "idle": ("idle_share", "{:.1%}"),
-    "given up": ("given_up", "{:+.2%}"),
-    "dual gap": ("dual_gap", "{:.2%}"),
-}
+CAPTION = (
+    "imbalance: mean |load - target| / target; train.: mean over the steps of the training, then over its first fifth and last "
+    "quarter; idle: share of 8 devices' time spent waiting; given up: affinity that exactly even loads would cost"
+)
 
 
-def show(rows: list[dict[str, Any]]) -> None:
+def show(results: Results) -> None:
     require("rich", extra="train")
     from rich.console import Console
+
+    console, rows = Console(), results.rows
+    console.print(answer(results), "", sep="\n", markup=False, highlight=False)
+    heads = ["scheme", *(each.short for each in DECIDING)]
+    console.print(_table(heads, ([label(row), *(each.cell(row) for each in DECIDING)] for row in rows), CAPTION))
+    base, columns = against(rows), [column(key) for key in TERMINAL_DIFFERENCES]
+    lines = change_cells(rows, columns)
+    if base is not None and any(real is not None for _, cells in lines for _, real in cells):
+        heads = [f"less\n{base['label']}", *(change_heading(each, short=True) for each in columns)]
+        console.print()
+        console.print(
+            _table(heads, ([label(row), *(text for text, _ in cells)] for row, cells in lines), rule(results))
+        )
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> Any:
     from rich.markup import escape
     from rich.table import Table
 
-    made = Table(
-        title="The same training under every scheme",
-        caption="u: for this preset / the paper's; loss and imbalance of the validation set; idle: share of 8 devices' time "
-        "spent waiting; given up: affinity against the exact even optimum, below 0 where uneven loads keep more; dual gap: "
-        "that plus the price of unevenness",
-        box=None,
-        padding=(0, 0, 0, 1),
-    )
-    one_seed = all(row["validation_loss_spread"] is None for row in rows)  # else a spread goes under its mean
-    for name in ("scheme", "u", *COLUMNS):
-        made.add_column(name, justify="left" if name == "scheme" else "right", no_wrap=one_seed)
+    made = Table(caption=escape(caption), caption_justify="left", box=None, padding=(0, 0, 0, 1))
+    for place, name in enumerate(heads):
+        made.add_column(escape(name), justify="right" if place else "left", vertical="bottom", overflow="fold")
     for row in rows:
-        made.add_row(*(escape(cell) for cell in cells(row)))
-    Console().print(made)
-
-
-def cells(row: dict[str, Any]) -> list[str]:
-    """A row as text. Spreads follow a ±."""
-    paper = row["paper"]
-    return [
-        row["label"] + (f" ({len(row['failed'])} failed)" if row["failed"] else ""),
-        f"{_number(row['update_rate'], '{:g}')}/{_number(paper['update_rate'], '{:g}')}",
-        *(_spread(row, name, form) for name, form in COLUMNS.values()),
-    ]
-
-
-def _spread(row: dict[str, Any], name: str, form: str) -> str:
-    spread = row[f"{name}_spread"]
-    return _number(row[name], form) + ("" if spread is None else " ± " + form.replace("+", "").format(spread))
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
+        made.add_row(*(escape(cell) for cell in row))
+    return made

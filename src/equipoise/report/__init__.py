@@ -1,25 +1,37 @@
-"""From a results folder to one page that needs nothing else."""
+"""From a results folder, or the file a comparison keeps, to one page that needs nothing else."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
 
+from equipoise.comparison.written import markdown
 from equipoise.report import page
 from equipoise.report.arena_page import report_arena
 from equipoise.report.arena_read import is_arena
 from equipoise.report.pictures import pictures
+from equipoise.report.read import read_results
 from equipoise.report.sweep_page import report_sweep
 from equipoise.report.sweep_read import is_sweep
 
-__all__ = ["draw", "report"]
+__all__ = ["as_markdown", "draw", "report"]
 
 
 def report(folder: str | Path, out: str | Path | None = None) -> Path:
-    """The page of a comparison, a training, a sweep or an arena, with each figure's data beside it. Returns its path."""
+    """The page of a comparison (its folder or rows.json), a training, a sweep or an arena, with each figure's data beside it.
+
+    Returns its path.
+    """
     if is_arena(Path(folder)):
         return report_arena(folder, out)
     return report_sweep(folder, out) if is_sweep(Path(folder)) else page.report(folder, out)
+
+
+def as_markdown(path: str | Path) -> str:
+    """Answer, table and differences of a comparison's folder or rows.json."""
+    if is_arena(Path(path)) or is_sweep(Path(path)):
+        raise ValueError(f"{path} is no comparison: only its tables are written as Markdown")
+    return markdown(read_results(Path(path)))
 
 
 def draw(page: Path, kind: str, folder: str | Path | None = None) -> list[Path]:

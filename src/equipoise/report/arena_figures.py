@@ -8,8 +8,8 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
+from equipoise.comparison.written import as_csv
 from equipoise.report.arena_read import Cells, Row
-from equipoise.report.figures import _csv
 
 CELLS = (
     "stream", "balancer", "rate", "steady_imbalance", "over_floor", "steady_max_violation", "steps_to_floor", "affinity_kept",
@@ -41,11 +41,11 @@ def tables(cells: Cells) -> dict[str, str]:
         for step, pair in enumerate(zip(row["imbalance"], row["max_violation"], strict=True))
     ]
     return {
-        "arena-frontier": _csv(
+        "arena-frontier": as_csv(
             ("stream", "balancer", "rate", "steady_imbalance", "affinity_kept", "on the frontier"), points
         ),
-        "arena-time": _csv(("stream", "balancer", "rate", "step", "imbalance", "max_violation"), series),
-        "arena-cells": _csv(CELLS, ([row[name] for name in CELLS] for row in cells.rows)),
+        "arena-time": as_csv(("stream", "balancer", "rate", "step", "imbalance", "max_violation"), series),
+        "arena-cells": as_csv(CELLS, ([row[name] for name in CELLS] for row in cells.rows)),
     }
 
 

@@ -6,35 +6,33 @@ seeds.
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable
 from html import escape, unescape
 from typing import Any
 
 import numpy as np
 
-from equipoise.report.read import Results, Series, histograms, validation
-from equipoise.trace import Trace
+from equipoise.comparison.results import Results, Series
+from equipoise.comparison.thin import CURVES, short
+from equipoise.comparison.written import as_csv, differences_csv, table_csv
 
-BINS = 48
-COLUMNS = 150  # steps of a heat map at most
+SMOOTHED = 60  # a line of training is a running mean over one such part of it
 
 
 def figures(results: Results) -> dict[str, Any]:
     """Plotly reads a little HTML in its texts, so labels are escaped here."""
     some = [series for series in results.series if series.runs]
     return {
-        "imbalance": [_line(series, "imbalance") for series in some],
+        "imbalance": [{**_line(series, "imbalance"), "training": _training_line(series)} for series in some],
+        "floor": _floor(some),
         "loss": [_line(series, "loss") for series in some],
-        "scores": [_frames(series, _score_density) for series in some if histograms(series.runs[0])],
-        "shifts": [_frames(series, _shift_density) for series in some if histograms(series.runs[0])],
-        "loads": [_loads(series) for series in some if (series.runs[0] / "trace" / "trace.json").exists()],
+        "scores": [_frames(series, "scores") for series in some if "scores" in _pictured(series)],
+        "shifts": [_frames(series, "shifts") for series in some if "shifts" in _pictured(series)],
+        "loads": [_loads(series) for series in some if _pictured(series).get("loads")],
     }
 
 
-def tables(made: dict[str, Any]) -> dict[str, str]:
-    """Each figure's data as CSV."""
+def tables(results: Results, made: dict[str, Any]) -> dict[str, str]:
+    """Each figure's data as CSV, and the tables'."""
     lines = {
         name: [(unescape(one["label"]), x, y) for one in made[name] for x, y in zip(one["x"], one["y"], strict=True)]
         for name in ("imbalance", "loss")
@@ -56,68 +54,73 @@ def tables(made: dict[str, Any]) -> dict[str, str]:
         for step, value in zip(layer["steps"], row, strict=True)
     ]
     return {
-        **{name: _csv(("scheme", "step", name), rows) for name, rows in lines.items()},
-        **{name: _csv(("scheme", "step", "bin centre", "share"), rows) for name, rows in bars.items()},
-        "loads": _csv(("scheme", "layer", "step", "expert", "load / target"), heat),
+        **{name: as_csv(("scheme", "step", name), rows) for name, rows in lines.items()},
+        **{name: as_csv(("scheme", "step", "bin centre", "share"), rows) for name, rows in bars.items()},
+        "loads": as_csv(("scheme", "layer", "step", "expert", "load / target"), heat),
+        "training": as_csv(("scheme", "step", *CURVES), _training(results)),
+        "results": table_csv(results.rows),
+        "differences": differences_csv(results.rows),
     }
 
 
 def _line(series: Series, name: str) -> dict[str, Any]:
-    runs = [{row["step"]: row[name] for row in validation(run)} for run in series.runs]
-    steps = sorted(set.intersection(*(set(run) for run in runs)))
-    values = [float(np.mean([run[step] for run in runs])) for step in steps]
-    return {"label": escape(series.label), "x": steps, "y": [round(value, 5) for value in values]}
+    """Of the validation set, at the steps that all seeds have."""
+    means = _means([{row["step"]: row.get(name) for row in run["validation"]} for run in series.runs])
+    return {"label": escape(series.label), "x": list(means), "y": list(means.values())}
 
 
-def _frames(series: Series, density: Any) -> dict[str, Any]:
-    """A histogram for each step, on the same bins for all steps, over all layers."""
-    kept = histograms(series.runs[0])
-    edges, shares = density([list(step["layers"].values()) for step in kept])
-    frames = [{"step": step["step"], "y": np.round(y, 6).tolist()} for step, y in zip(kept, shares, strict=True)]
-    return {
-        "label": escape(series.label),
-        "x": np.round((edges[1:] + edges[:-1]) / 2, 6).tolist(),
-        "frames": frames,
-    }
+def _training_line(series: Series) -> dict[str, Any]:
+    means = curve(series, "imbalance")
+    return {"x": list(means), "y": [short(value) for value in _smooth(list(means.values()))]}
 
 
-def _score_density(steps: list[list[dict[str, Any]]]) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Layers were counted in bins of their own width: each goes to the common bin its centre lies in."""
-    edges = np.linspace(0, max(layer["scores"]["to"] for layers in steps for layer in layers) or 1.0, BINS + 1)
-    shares = []
-    for layers in steps:
-        total = np.zeros(BINS)
-        for layer in layers:
-            counts = np.asarray(layer["scores"]["counts"], float)
-            own = np.linspace(0, layer["scores"]["to"], len(counts) + 1)
-            total += np.histogram((own[1:] + own[:-1]) / 2, edges, weights=counts)[0]
-        shares.append(total / max(total.sum(), 1))
-    return edges, shares
+def curve(series: Series, name: str) -> dict[int, float | None]:
+    """Of the training, a mean over seeds at each step that was kept."""
+    runs = [run["training"] for run in series.runs]
+    return _means([dict(zip(run["step"], run[name], strict=True)) for run in runs])
 
 
-def _shift_density(steps: list[list[dict[str, Any]]]) -> tuple[np.ndarray, list[np.ndarray]]:
-    values = [np.concatenate([layer["shift"] for layer in layers]) for layers in steps]
-    reach = max(float(np.abs(each).max()) for each in values) or 1e-3
-    edges = np.linspace(-reach, reach, BINS + 2)  # an odd number of bins, so that 0 is the middle of one
-    return edges, [np.histogram(each, edges)[0] / each.size for each in values]
+def _floor(some: list[Series]) -> dict[str, Any]:
+    """What chance alone leaves of the validation imbalance: of the balanced schemes, which differ little in it."""
+    runs = [run for series in some if series.row.get("balancer") != "none" for run in series.runs]
+    runs = runs or [run for series in some for run in series.runs]
+    means = _means([{row["step"]: row.get("floor") for row in run["validation"]} for run in runs])
+    known = {step: value for step, value in means.items() if value is not None}
+    return {"x": list(known), "y": list(known.values())}
+
+
+def _training(results: Results) -> list[tuple[Any, ...]]:
+    lines = []
+    for series in results.series:
+        found = [curve(series, name) for name in CURVES] if series.runs else [{}]
+        lines += [(series.label, step, *(each[step] for each in found)) for step in found[0]]
+    return lines
+
+
+def _means(runs: list[dict[int, float | None]]) -> dict[int, float | None]:
+    """At the steps that all have; None where one has no value."""
+    made: dict[int, float | None] = {}
+    for step in sorted(set.intersection(*(set(run) for run in runs))) if runs else []:
+        found = [run[step] for run in runs]
+        made[step] = None if None in found else short(float(np.mean(found)))  # type: ignore[arg-type]
+    return made
+
+
+def _smooth(values: list[float | None]) -> list[float | None]:
+    """A running mean, narrower at the ends; a gap where a value is missing."""
+    reach = len(values) // SMOOTHED // 2
+    around = [values[max(0, n - reach) : n + reach + 1] for n in range(len(values))]
+    return [None if None in each else float(np.mean(each)) for each in around]  # type: ignore[arg-type]
+
+
+def _pictured(series: Series) -> dict[str, Any]:
+    return series.runs[0].get("figures", {})
+
+
+def _frames(series: Series, name: str) -> dict[str, Any]:
+    return {"label": escape(series.label), **_pictured(series)[name]}
 
 
 def _loads(series: Series) -> dict[str, Any]:
-    """Hundredths of the target load: whole numbers are short in the page."""
-    trace = Trace.open(series.runs[0] / "trace")
-    layers = []
-    for name in trace.layers:
-        steps = trace.steps(name)
-        steps = steps[:: max(1, -(-len(steps) // COLUMNS))]
-        loads = np.stack([trace.record(name, step).loads for step in steps]).astype(float)
-        relative = loads / loads.mean(1, keepdims=True)
-        layers.append({"name": escape(name), "steps": steps, "z": np.rint(100 * relative.T).astype(int).tolist()})
+    layers = [{**layer, "name": escape(layer["name"])} for layer in _pictured(series)["loads"]]
     return {"label": escape(series.label), "layers": layers}
-
-
-def _csv(heading: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(heading)
-    writer.writerows(rows)
-    return text.getvalue()

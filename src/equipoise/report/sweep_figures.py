@@ -9,7 +9,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from equipoise.report.figures import _csv
+from equipoise.comparison.written import as_csv
 from equipoise.report.sweep_read import RATE, Row, Sweep, setting
 
 FIGURES = {"loss_by_rate": "validation_loss", "imbalance_by_rate": "imbalance"}
@@ -60,10 +60,10 @@ def tables(sweep: Sweep) -> dict[str, str]:
         for row in best_by_rate([each for each in sweep.finished if each["scheme"] == scheme]).values()
     ]
     by_rate = {
-        name: _csv(
+        name: as_csv(
             ("scheme", "u", figure, "spread", "setting"),
             [(r["label"], r["settings"].get(RATE), r[figure], r[f"{figure}_spread"], setting(r)) for r in chosen],
         )
         for name, figure in FIGURES.items()
     }
-    return {**by_rate, "settings": _csv(heading, rows)}
+    return {**by_rate, "settings": as_csv(heading, rows)}
