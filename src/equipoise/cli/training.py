@@ -87,6 +87,7 @@ def _add_compare(verbs: Any) -> None:
         description="Train under every scheme from the same weights and data, measure each against the exact optimum, and "
         "write a results folder. The same command goes on where it was stopped.",
         epilog="examples:\n  equipoise compare --out results\n  equipoise compare --seeds 3 --schemes none deepseek curvature\n"
+        "  equipoise compare --preset paper-tiny --seeds 3 --out results-paper\n"
         "  torchrun --nproc-per-node 8 -m equipoise compare --preset deepseekmoe-1b --out results",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -99,6 +100,9 @@ def _add_compare(verbs: Any) -> None:
     )
     compare.add_argument("--steps", type=int, help="instead of the preset's")
     compare.add_argument("--data", help="instead of the preset's")
+    compare.add_argument(
+        "--search", metavar="FOLDER", help="of `equipoise sweep paper-tiny`: for the paper's observation on u"
+    )
     compare.add_argument("--json", action="store_true", help="print the table as JSON")
     compare.set_defaults(run=_compare)
 
@@ -124,8 +128,20 @@ def _compare(options: argparse.Namespace) -> None:
         from equipoise.report import report
         from equipoise.report.read import read_results
 
-        table.show(read_results(Path(options.out)))
+        found = read_results(Path(options.out))
+        table.show(found)
+        if options.preset.startswith("paper") or options.search:
+            print(_observations(found.rows, options.search))
         print(f"the page: {report(options.out)}")
+
+
+def _observations(rows: list[dict[str, Any]], search: str | None, *, markdown: bool = False) -> str:
+    from equipoise.comparison import observations
+
+    path = Path(search) / "table.json" if search and Path(search).is_dir() else search
+    known = observations.search_rows(json.loads(Path(path).read_text(encoding="utf-8")), path) if path else []
+    found = observations.observe(rows, known)
+    return observations.as_markdown(found) if markdown else observations.as_text(found)
 
 
 def _add_sweep(verbs: Any) -> None:
@@ -222,6 +238,9 @@ def _add_report(verbs: Any) -> None:
     report.add_argument(
         "--markdown", action="store_true", help="a comparison: print its tables as Markdown, and draw nothing"
     )
+    report.add_argument(
+        "--search", metavar="FOLDER", help="a comparison: print the paper's seven observations, with this sweep's for u"
+    )
     report.add_argument("--figures", choices=("png", "svg", "pdf"), help="draw them, by a browser on this machine")
     report.add_argument(
         "--to", metavar="DIR", help="where pictures and their data go (default: figures/ beside the page)"
@@ -231,13 +250,17 @@ def _add_report(verbs: Any) -> None:
 
 def _report(options: argparse.Namespace) -> None:
     from equipoise.report import as_markdown, draw, report
+    from equipoise.report.read import read_results
 
     if options.to and not options.figures:
         raise ValueError("--to says where pictures go: it goes with --figures png, svg or pdf")
-    if options.markdown:
+    if options.markdown or options.search:
         if options.figures or options.out:
-            raise ValueError("--markdown prints tables and draws nothing: it goes without --out and --figures")
-        print(as_markdown(options.folder))
+            raise ValueError("--markdown and --search print and draw nothing: they go without --out and --figures")
+        if options.markdown:
+            print(as_markdown(options.folder))
+        if options.search:
+            print(_observations(read_results(Path(options.folder)).rows, options.search, markdown=options.markdown))
         return
     page = report(options.folder, options.out)
     print(page)

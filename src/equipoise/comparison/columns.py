@@ -103,7 +103,9 @@ REST = (
     Column("train_loss", "training loss", "loss", "mean over the last tenth of the steps", 4),
 )
 COLUMNS = DECIDING + REST
-KEYS = (*(column.key for column in COLUMNS), "floor", "train_imbalance", "seconds")
+OBSERVED = ("shift_mean", "shift_diameter", "score_spread_first", "score_spread_last")
+"""of the trace and the histograms, for the paper's observations (observations.py)"""
+KEYS = (*(column.key for column in COLUMNS), *OBSERVED, "floor", "train_imbalance", "seconds")
 """what a row has: seconds are kept, not shown, since they measure the machine more than the scheme"""
 
 TERMINAL_DIFFERENCES = ("validation_loss", "imbalance", "training_imbalance", "training_idle", "given_up")

@@ -52,7 +52,13 @@ def measure(folder: Path) -> dict[str, Any]:
         if found.get("format") == FORMAT:
             return found
     config = read(folder / "config.yaml")
-    measured = {"format": FORMAT, **against_optimum(load(folder, config)), "verdicts": verdicts(folder)}
+    measured = {
+        "format": FORMAT,
+        **against_optimum(load(folder, config)),
+        **of_shifts(folder / "trace"),
+        **of_scores(folder / "histograms", config.model.num_experts),
+        "verdicts": verdicts(folder),
+    }
     write_json(path, measured)
     return measured
 
@@ -119,6 +125,39 @@ def _idle(loads: dict[str, list[np.ndarray]]) -> float | None:
     """Over layers and forwards; None where the experts do not divide over the devices."""
     forwards = np.concatenate([np.stack(each) for each in loads.values()])
     return idle_of_devices(torch.from_numpy(forwards))
+
+
+def of_shifts(trace: Path) -> dict[str, float]:
+    """The mean of the last shifts, and the largest max p - min p of any recorded step (the paper's figure 4)."""
+    if not (trace / "trace.json").exists():
+        return {}
+    read = Trace.open(trace)
+    last = [read.record(layer, read.steps(layer)[-1]).shift_after for layer in read.layers]
+    every = [read.record(layer, step).shift_after for layer in read.layers for step in read.steps(layer)]
+    return {
+        "shift_mean": float(np.mean([shift.mean(dtype=np.float64) for shift in last])),
+        "shift_diameter": float(max(np.ptp(shift) for shift in every)),
+    }
+
+
+def of_scores(histograms: Path, num_experts: int) -> dict[str, float]:
+    """E times the standard deviation of the scores in the first and last histogram (the paper's figure 3)."""
+    kept = sorted(histograms.glob("step-*.json"))
+    if not kept:
+        return {}
+    ends = {"score_spread_first": kept[0], "score_spread_last": kept[-1]}
+    return {name: num_experts * _spread(json.loads(path.read_text(encoding="utf-8"))) for name, path in ends.items()}
+
+
+def _spread(step: dict[str, Any]) -> float:
+    """Mean over layers, from bins of equal width."""
+    found = []
+    for layer in step["layers"].values():
+        counts, edge = np.asarray(layer["scores"]["counts"], float), layer["scores"]["to"]
+        middles = (np.arange(len(counts)) + 0.5) * edge / len(counts)
+        mean = np.average(middles, weights=counts)
+        found.append(float(np.average((middles - mean) ** 2, weights=counts) ** 0.5))
+    return float(np.mean(found))
 
 
 def verdicts(folder: Path) -> list[dict[str, Any]]:

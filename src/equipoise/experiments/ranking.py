@@ -65,12 +65,14 @@ def _at_the_end(row: dict[str, Any], manifest: dict[str, Any]) -> list[str]:
 def _row(trials: list[dict[str, Any]]) -> dict[str, Any]:
     first = trials[0]
     settings = {key: value for key, value in first["settings"].items() if key != "seed"}
-    results = [trial["result"] for trial in trials if "result" in trial]
+    done = [trial for trial in trials if "result" in trial]
+    results = [trial["result"] for trial in done]
     row: dict[str, Any] = {name: first[name] for name in ("scheme", "label")}
-    row |= {"settings": settings, "trials": len(trials), "finished": len(results)}
+    row |= {"settings": settings, "trials": len(trials), "finished": len(results), "values": {}}
     row["names"] = [trial["trial"] for trial in trials]
     for name in FIGURES:
         values = [result[name] for result in results]
+        row["values"][name] = {str(trial["settings"].get("seed", "")): trial["result"][name] for trial in done}
         row[name] = statistics.fmean(values) if values else None
         row[f"{name}_spread"] = statistics.stdev(values) if len(values) > 1 else None
     return row
