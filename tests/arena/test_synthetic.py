@@ -100,3 +100,12 @@ def test_mistakes_are_explained(options, message):
 def test_a_wrong_name_is_told_with_near_ones():
     with pytest.raises(ValueError, match="did you mean 'drift'"):
         catalogue.find("drft")
+
+
+@pytest.mark.parametrize("name", [name for name in catalogue.SYNTHETIC if name.startswith("thin")])
+def test_thin_streams_are_thin(name):
+    """4 to 64 choices an expert, 4 to 16 experts, and steps enough for them to add up."""
+    stream = catalogue.SYNTHETIC[name]
+    assert 4 <= stream.num_experts <= 16
+    assert 4 <= stream.num_tokens * stream.top_k / stream.num_experts <= 64
+    assert stream.steps >= 1000

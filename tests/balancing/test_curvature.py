@@ -90,12 +90,84 @@ def test_two_components_are_bridged():
     assert step[0] > 0 > step[2]
 
 
-@pytest.mark.parametrize(("drift", "low", "high"), [(0.0, 0.05, 0.3), (0.03, 0.4, 1.0)])
+@pytest.mark.parametrize(("drift", "low", "high"), [(0.0, 0.01, 0.05), (0.03, 0.4, 1.0)])
 def test_the_gain_finds_itself(drift, low, high):
     balancer = equipoise.balancer("curvature", 16, top_k=2)
     for _ in replay(DriftingLogits(2048, 16, steps=60, drift=drift), balancer):
         pass
     assert low <= float(balancer.direction.gain) <= high
+
+
+def imbalances(stream, num_experts, balancer=None):
+    return [
+        step["imbalance"] for step in replay(stream, balancer or equipoise.balancer("curvature", num_experts, top_k=2))
+    ]
+
+
+@pytest.mark.parametrize("seed", [7, 8])
+def test_thin_evidence_adds_up(seed):
+    """64 tokens, 8 experts, nothing drifts: steps 600 to 1,000 are at what chance leaves. With a gain of at least 0.05 and a
+    bandwidth from one batch, in which six tokens hesitate, it was 1.10 times that."""
+    history = imbalances(DriftingLogits(64, 8, steps=1000, seed=seed), 8)
+    assert sum(history[600:]) / 400 <= 1.035 * sampling_floor(64, 8, 2)  # 400 batches leave a standard error of 1.3%
+
+
+def test_a_swap_after_long_calm_is_noticed():
+    """By then the gain is small. Fifteen steps later the swap has to be forgotten."""
+    history = imbalances(DriftingLogits(512, 8, steps=330, swap_at=300, seed=7), 8)
+    assert history[300] > 0.3
+    assert sum(history[315:]) / 15 <= 1.3 * sampling_floor(512, 8, 2)
+
+
+def test_an_expert_set_anew_starts_again():
+    """After a flip step the gains of that expert are 1/2, 1/3, ..., those of the others the lasting one."""
+    move = CurvatureMove()
+    move.build(4)
+    move.gain.fill_(0.01)
+    move.doubt.fill_(0.0)
+    size, calm = torch.tensor(1.0, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64)
+    move._gains(calm, size, torch.tensor([True, False, False, False]))
+    for expected in (1 / 2, 1 / 3, 1 / 4):
+        gains = move._gains(calm, size, torch.zeros(4, dtype=torch.bool))
+        torch.testing.assert_close(gains, torch.tensor([expected, 0.01, 0.01, 0.01]), check_dtype=False)
+
+
+@pytest.mark.parametrize("mask", [None, torch.ones(32, dtype=torch.bool)])
+def test_an_empty_batch_changes_nothing(mask):
+    """No tokens, or nothing but padding: the bandwidth grew sixteenfold each time."""
+    balancer = equipoise.balancer("curvature", 8, top_k=2)
+    for seed in range(5):
+        step_of(balancer, batch(64, 8, seed))
+        before = {name: value.clone() for name, value in balancer.state_dict().items()}
+        scores = batch(0 if mask is None else 32, 8, seed)
+        balancer.update(balancer.tally(scores, balancer.route(scores, mask=mask)))
+        changed = [name for name, value in balancer.state_dict().items() if not torch.equal(value, before[name])]
+        assert changed == ["steps"]
+
+
+def test_small_batches_weigh_little():
+    """Batches of 1,024 tokens and of one in turn: the one token must not undo what the others show."""
+    balancer = equipoise.balancer("curvature", 8, top_k=2)
+    stream = DriftingLogits(1024, 8, steps=200, seed=7)
+    history = imbalances((scores[: 1 if step % 2 else None] for step, scores in enumerate(stream)), 8, balancer)
+    assert sum(history[100::2]) / 50 <= 1.25 * sampling_floor(1024, 8, 2)
+
+
+def test_older_states_load():
+    """Until 2026-11-18 the last residual stood where the trail is, and two buffers were not there."""
+    balancer = equipoise.balancer("curvature", 8, top_k=2)
+    step_of(balancer, batch(64, 8))
+    state = {name.replace("trail", "last"): value for name, value in balancer.state_dict().items()}
+    older = {name: value for name, value in state.items() if not name.endswith(("doubt", "usual_tokens"))}
+    used = equipoise.balancer("curvature", 8, top_k=2)
+    for seed in range(3):
+        step_of(used, batch(64, 8, seed))
+    used.load_state_dict(older)
+    assert torch.equal(used.direction.trail_step, balancer.direction.trail_step)
+    assert torch.equal(used.direction.doubt, torch.ones(8))
+    assert float(used.direction.usual_tokens) == 0.0
+    with pytest.raises(RuntimeError, match="doubt"):
+        used.load_state_dict({name: value for name, value in balancer.state_dict().items() if "doubt" not in name})
 
 
 def test_many_experts_let_the_gain_move_faster():

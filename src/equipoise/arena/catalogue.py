@@ -15,6 +15,7 @@ from equipoise.trace import Trace
 
 _SMALL = {"num_tokens": 4096, "num_experts": 64, "top_k": 6, "steps": 90}
 _LARGE = {"num_tokens": 4096, "steps": 48}
+_THIN_STEPS = 1000  # of few tokens: that evidence adds up shows only over many batches
 _UNEQUAL = tuple([2.0] * 16 + [1.0] * 48)
 
 
@@ -26,6 +27,11 @@ def _large(name: str, num_experts: int, top_k: int, **options: object) -> Synthe
     likes = (Skew(), Drift(0.005))
     sizes = {"num_experts": num_experts, "top_k": top_k, **_LARGE}
     return Synthetic(name=name, likes=likes, **{**sizes, **options})  # type: ignore[arg-type]
+
+
+def _thin(name: str, tokens: int, num_experts: int, top_k: int, *likes: object, **options: object) -> Synthetic:
+    sizes = {"num_tokens": tokens, "num_experts": num_experts, "top_k": top_k, "steps": _THIN_STEPS}
+    return Synthetic(name=name, likes=(Skew(), *likes), **{**sizes, **options})  # type: ignore[arg-type]
 
 
 SYNTHETIC: dict[str, Synthetic] = {
@@ -47,6 +53,12 @@ SYNTHETIC: dict[str, Synthetic] = {
         _large("e256-groups", 256, 8, score="sigmoid", groups=(8, 4)),  # DeepSeek-V3
         _large("e384", 384, 6, score="sigmoid"),
         _large("e896", 896, 16),
+        _thin("thin-e4", 16, 4, 1),  # 4 choices an expert
+        _thin("thin-e8", 64, 8, 2),  # 16
+        _thin("thin-e16", 512, 16, 2),  # 64
+        _thin("thin-drift", 64, 8, 2, Drift(0.02)),
+        _thin("thin-swap", 64, 8, 2, Swap(at=800)),
+        _thin("thin-sequences", 256, 8, 2, taste=0.7, block=32),
     )
 }
 DEFAULT = (

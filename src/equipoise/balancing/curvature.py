@@ -9,9 +9,11 @@ between k and l. A batch shows that density: a token whose K-th choice is a and 
     shift += gain * d
 
 How far to trust one batch? The optimum wanders (the router learns) and each batch shows it through sampling noise: that is the
-setting of the Kalman filter, whose gain is right when successive residuals are uncorrelated. For a filter with gain g whose
-residuals have lag-one correlation r, the right gain is g + r (docs/curvature.md). So the gain moves by a share of the
-correlation it sees (a tenth, more with many experts), and needs to know neither the noise nor the drift.
+setting of the Kalman filter, whose gain is right when residuals are uncorrelated with all earlier ones. The derivative of the
+squared residual by the gain is minus its product with the trail, a decaying sum of earlier steps (docs/curvature.md). So the
+logarithm of the gain moves by an eighth for every standard error of that correlation: the gain of a stream that stands still
+falls as evidence accumulates, and neither the noise nor the drift has to be known. An expert whose shift was just set anew
+starts again: its gains are at least 1/2, 1/3, 1/4, ...
 
 Newton is for the neighbourhood. Where loads are far off (or a single expert's is), the shift moves to where the load is right
 along its own coordinate, read from a histogram of flip distances (flips.py). The same histogram bounds every Newton step by
@@ -22,6 +24,9 @@ updates. Nothing waits for the device.
 """
 
 from __future__ import annotations
+
+import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,9 +43,10 @@ FIRST_GAIN = 0.5
 _BOUNDARY = 0.1  # the share of tokens that should count as hesitating
 _BLURRED = 0.25  # the share at which the bandwidth is too wide to show a density
 _LEAST_BANDWIDTH, _MOST_BANDWIDTH = 1e-6, 1.0
-_MEMORY = 0.9  # of the averaged graph, and of the usual size of a residual
-_GAIN_RATE, _MOST_GAIN_RATE, _LEAST_GAIN = 0.1, 0.4, 0.05
-_FEW = 64  # experts, up to which the gain moves at the first rate
+_MEMORY = 0.9  # of what is usual, and the least of the averaged graph
+_GAIN_RATE, _MOST_GAIN_RATE = 1 / 8, 1.0  # of log gain: by standard error of the correlation, by the correlation itself
+_LEAST_GAIN = 0.01  # leaves sqrt(1 + g / (2 - g)) = 1.0025 times what chance does, and is soon left when drift begins
+_TRAIL = 0.8  # of the trail: of a longer one, old noise hides what has just begun
 _FAR = 0.3  # root mean square gap, relative to the target, beyond which the dual is not quadratic
 _FAR_ALONE = 0.5  # the same for one expert
 _SURE = 5.0  # standard deviations of sampling noise that no chance explains
@@ -60,8 +66,10 @@ class CurvatureMove(Direction):
     batches: Tensor
     gain: Tensor
     usual: Tensor
-    last_gap: Tensor
-    last_step: Tensor
+    usual_tokens: Tensor
+    doubt: Tensor
+    trail_gap: Tensor
+    trail_step: Tensor
 
     def __init__(self, stride: int | None = None, bins: int = 512) -> None:
         super().__init__()
@@ -73,43 +81,72 @@ class CurvatureMove(Direction):
     def build(self, num_experts: int) -> None:
         self.flips.build(num_experts)
         self.register_buffer("bandwidth", torch.tensor(FIRST_BANDWIDTH))
-        # sums over batches with weights 1, 0.9, 0.81, ...: boundary weights, hesitating tokens, and the weights themselves
+        # sums over batches with falling weights: boundary weights, hesitating tokens, and the weights themselves
         self.register_buffer("graph", torch.zeros(num_experts, num_experts))
         self.register_buffer("seen", torch.zeros(num_experts))
         self.register_buffer("batches", torch.tensor(0.0))
         self.register_buffer("gain", torch.tensor(FIRST_GAIN))
         self.register_buffer("usual", torch.tensor(0.0))
-        self.register_buffer("last_gap", torch.zeros(num_experts))
-        self.register_buffer("last_step", torch.zeros(num_experts))
+        for name, value in _later_buffers(num_experts).items():
+            self.register_buffer(name, value)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """States of before 2026-11-18 have only the last residual for a trail, and neither doubt nor usual_tokens."""
+        if prefix + "last_gap" in state_dict:
+            for name, value in _later_buffers(len(self.doubt)).items():
+                old = name.replace("trail", "last")
+                state_dict[prefix + name] = state_dict.pop(prefix + old, value)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def count(self, scores: Tensor, routing: Routing, shift: Tensor) -> dict[str, Tensor]:
         pairs = count_pairs(routing, scores.shape[1], self.bandwidth.to(scores.device))
         return {"pairs": pairs, **self.flips.count(scores, routing, shift)}
 
     def forward(self, tally: Tally, target: Target) -> Tensor:
+        before = [buffer.clone() for buffer in self.buffers()]
+        step = self._step(tally, target)
+        some = tally.loads.sum() > 0  # a batch without tokens shows nothing, and changes nothing
+        for buffer, old in zip(self.buffers(), before):
+            buffer.copy_(torch.where(some, buffer, old))
+        return torch.where(some, step, 0.0)
+
+    def _step(self, tally: Tally, target: Target) -> Tensor:
         tokens = target.tokens(tally.loads)
         gap, want = target.gap(tally.loads) / tokens, target.loads(tally.loads.sum()) / tokens
         noise = want * (1 - want).clamp_min(0) / tokens  # variance of gap, if tokens were independent
         usual_noise = noise * self.usual.double().clamp_min(1)  # as it has been, where that is more
-        far = _is_far(gap, want, usual_noise) | (tally.parts["pairs"].sum() > _BLURRED * tokens)
-        self._see(tally.parts["pairs"], tokens, forget=far.all())
+        blurred = tally.parts["pairs"].sum() > _BLURRED * tokens + _LEEWAY
+        far = _is_far(gap, want, usual_noise) | blurred
+        size = self._size(tokens)
+        self._see(tally.parts["pairs"], tokens, size, forget=far.all())
         near_gap = _without(far, gap)
         from_top = self.flips.from_top(tally)
         newton = self._newton(near_gap, self.flips.slope(from_top, target))
-        step = self._next_gain(near_gap, newton, noise, far) * newton
+        self._next_gain(near_gap, newton, size)
+        gains = self._gains(self._surprise(near_gap, noise, far), size, far)
+        self._follow(near_gap, newton, gains, size, far)
+        step = gains * newton
         reach = self.flips.reach(from_top, self._degree() * step, _LEEWAY)
         step = torch.where(far, self.flips.move(from_top, target), step.clamp(-reach, reach))
-        self._next_bandwidth(tally.parts["pairs"], tokens)
-        return torch.where(tally.loads.sum() > 0, step, 0.0)
+        self._next_bandwidth()
+        return step
 
-    def _see(self, pairs: Tensor, tokens: Tensor, forget: Tensor) -> None:
-        """Average w = (W + W^T) / (2 h T), the boundary weights of Proposition 14. Far away, what was seen before is
-        forgotten: only the latest graph tells how the experts lie there."""
-        memory = torch.where(forget, 0.0, _MEMORY)
+    def _size(self, tokens: Tensor) -> Tensor:
+        """How large this batch is against the usual one: its weight as evidence."""
+        usual = torch.where(self.usual_tokens > 0, self.usual_tokens.double(), tokens)
+        usual = _MEMORY * usual + (1 - _MEMORY) * tokens
+        self.usual_tokens.copy_(usual)
+        return tokens / usual
+
+    def _see(self, pairs: Tensor, tokens: Tensor, size: Tensor, forget: Tensor) -> None:
+        """Average w = (W + W^T) / (2 h T), the boundary weights of Proposition 14. The graph changes as the shift does, so it
+        is remembered for longer where the gain is small. Far away, what was seen before is forgotten: only the latest graph
+        tells how the experts lie there."""
+        memory = torch.where(forget, 0.0, (1 - self.gain).clamp_min(_MEMORY))
         both = pairs + pairs.T
-        self.graph.mul_(memory).add_(both / (2 * self.bandwidth.double() * tokens))
+        self.graph.mul_(memory).add_(size * both / (2 * self.bandwidth.double() * tokens))
         self.seen.mul_(memory).add_(both.sum(1))
-        self.batches.mul_(memory).add_(1.0)
+        self.batches.mul_(memory).add_(size)
 
     def _degree(self) -> Tensor:
         """(E,): the share of tokens an expert gains per unit of its own shift, as the graph has it."""
@@ -127,32 +164,58 @@ class CurvatureMove(Direction):
         graph = (1 - prior) * graph + prior * torch.outer(slope, slope) / slope.sum().clamp_min(_TINY)
         return solve_laplacian(graph, gap)
 
-    def _next_gain(self, gap: Tensor, newton: Tensor, noise: Tensor, far: Tensor) -> Tensor:
-        """The gain for this step; the lasting one moves by the correlation of this residual with the last."""
-        size = (gap * newton).sum().clamp_min(0)
-        last_size = (self.last_gap.double() * self.last_step).sum().clamp_min(0)
-        comparable = (size > 0) & (last_size > 0)
-        correlation = (gap * self.last_step).sum() / (size * last_size).sqrt()
-        lasting = (self.gain + _gain_rate(len(gap)) * correlation).clamp(_LEAST_GAIN, 1.0)
-        self.gain.copy_(torch.where(comparable, lasting, self.gain))
-        self.last_gap.copy_(gap)
-        self.last_step.copy_(newton)
-        return torch.maximum(self.gain.double(), self._surprise(gap, noise, far))
+    def _next_gain(self, gap: Tensor, newton: Tensor, size: Tensor) -> None:
+        """The lasting gain moves by the correlation of this residual with the trail of those before."""
+        square = (gap * newton).sum().clamp_min(0)
+        trail_square = (self.trail_gap.double() * self.trail_step).sum().clamp_min(0)
+        comparable = (square > 0) & (trail_square > 0)
+        correlation = (gap * self.trail_step).sum() / (square * trail_square).sqrt()
+        rate = _gain_rate(len(gap)) * size.clamp_max(1)
+        moved = (self.gain * (rate * correlation).exp()).clamp(_LEAST_GAIN, 1.0)
+        self.gain.copy_(torch.where(comparable, moved, self.gain))
+
+    def _gains(self, surprise: Tensor, size: Tensor, far: Tensor) -> Tensor:
+        """(E,): the gains for this step. The lasting one is for a batch of the usual size.
+
+        In units of a usual batch's noise this batch has variance 1 / size. A shift of variance P then takes the gain
+        P / (P + 1 / size), and has variance gain / size after it: the Kalman filter's own recursion. A flip step is gain 1.
+        """
+        lasting = self.gain * size / (self.gain * size + 1 - self.gain)  # P = g / (1 - g)
+        gains = torch.maximum(lasting, self.doubt * size / (self.doubt * size + 1))
+        gains = torch.maximum(gains, surprise)
+        self.doubt.copy_(torch.where(far, 1.0, gains) / size)
+        return gains
+
+    def _follow(self, gap: Tensor, newton: Tensor, gains: Tensor, size: Tensor, far: Tensor) -> None:
+        """The trail: how the shift would differ had gains been greater, d shift / d log g up to a factor."""
+        keep = torch.where(far.all(), 0.0, _TRAIL * (1 - gains))
+        self.trail_gap.copy_(keep * self.trail_gap + size * gap)
+        self.trail_step.copy_(torch.where(far, 0.0, keep * self.trail_step + size * newton))
 
     def _surprise(self, gap: Tensor, noise: Tensor, far: Tensor) -> Tensor:
         """A gain for this step alone, where the residual is far larger than usual: something happened."""
         ratio = gap.square().sum() / noise.sum().clamp_min(_TINY)
         usual = torch.where(self.usual > 0, self.usual.double(), ratio)
-        spread = 1 + 4 * (2 / max(len(gap) - 1, 1)) ** 0.5  # four standard deviations of a chi-square of E - 1
         seen = _MEMORY * usual + (1 - _MEMORY) * torch.minimum(ratio, 4 * usual)
         self.usual.copy_(torch.where(far.all(), self.usual, seen))
-        return (1 - spread * usual / ratio.clamp_min(_TINY)).clamp(0.0, 1.0)
+        return (1 - _surprising(len(gap)) * usual / ratio.clamp_min(_TINY)).clamp(0.0, 1.0)
 
-    def _next_bandwidth(self, pairs: Tensor, tokens: Tensor) -> None:
-        """Margins are evenly spread near 0, so the share within a bandwidth is proportional to it."""
-        share = pairs.sum() / tokens
-        factor = (_BOUNDARY / share.clamp_min(1e-9)).clamp_max(16.0)
-        self.bandwidth.copy_((self.bandwidth * factor).clamp(_LEAST_BANDWIDTH, _MOST_BANDWIDTH))
+    def _next_bandwidth(self) -> None:
+        """Margins are evenly spread near 0, so the share within a bandwidth is proportional to it. The share is the graph's,
+        over many batches: of 64 tokens some six hesitate, and two or none by chance."""
+        density = self.graph.double().sum() / self.batches
+        wanted = torch.minimum(_BOUNDARY / density.clamp_min(_TINY), 16.0 * self.bandwidth)
+        self.bandwidth.copy_(wanted.clamp(_LEAST_BANDWIDTH, _MOST_BANDWIDTH))
+
+
+def _later_buffers(num_experts: int) -> dict[str, Tensor]:
+    """First values of what older states lack or have under another name."""
+    return {
+        "usual_tokens": torch.tensor(0.0),
+        "doubt": torch.ones(num_experts),  # variance of each shift in units of a usual batch's noise, once it has moved
+        "trail_gap": torch.zeros(num_experts),
+        "trail_step": torch.zeros(num_experts),
+    }
 
 
 def count_pairs(routing: Routing, num_experts: int, bandwidth: Tensor) -> Tensor:
@@ -175,7 +238,13 @@ def _is_far(gap: Tensor, want: Tensor, noise: Tensor) -> Tensor:
 
 def _gain_rate(num_experts: int) -> float:
     """The standard error of a correlation over E - 1 modes is 1 / sqrt(E - 1): many experts can be believed sooner."""
-    return min(_MOST_GAIN_RATE, _GAIN_RATE * max(1.0, ((num_experts - 1) / (_FEW - 1)) ** 0.5))
+    return min(_MOST_GAIN_RATE, _GAIN_RATE * math.sqrt(max(num_experts - 1, 1)))
+
+
+def _surprising(num_experts: int) -> float:
+    """Four standard deviations of a chi-square of E - 1 over its mean, by the cube root of Wilson and Hilferty (1931)."""
+    spread = 2 / (9 * max(num_experts - 1, 1))
+    return (1 - spread + 4 * math.sqrt(spread)) ** 3
 
 
 def _without(far: Tensor, gap: Tensor) -> Tensor:
