@@ -133,10 +133,35 @@ def test_a_text_is_read_in_pieces(place, monkeypatch):
     """Nothing is lost or doubled where one piece ends and the next begins."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(place / "tokenizer")
     monkeypatch.setattr(reading, "PIECE", 500)
-    ids = torch.cat([each.flatten() for each in reading.batches(tokenizer, str(place / "manual.txt"), 4, 32)])
     text = (place / "manual.txt").read_text()
-    assert text.startswith(tokenizer.decode(ids))
+    pieces = reading._pieces(str(place / "manual.txt"))
+    assert len(pieces) > 10
+    assert "".join(piece.read() for piece in pieces) == text
+    ids = torch.cat([each.flatten() for each in reading.batches(tokenizer, str(place / "manual.txt"), 4, 32)])
     assert len(tokenizer.decode(ids)) > 0.95 * len(text)
+
+
+def test_few_batches_are_of_the_whole_text(place, tmp_path, monkeypatch):
+    """A text whose nature changes half-way, and a folder of two natures."""
+    monkeypatch.setattr(reading, "PIECE", 200)
+    tokenizer = Letters()
+    (tmp_path / "both.txt").write_text("aaaaaaaaa\n" * 500 + "bbbbbbbbb\n" * 500)
+    (tmp_path / "folder").mkdir()
+    for letter in "ab":
+        (tmp_path / "folder" / f"{letter}.txt").write_text(f"{letter * 9}\n" * 500)
+    for data in ("both.txt", "folder"):
+        ids = torch.cat([next(reading.batches(tokenizer, str(tmp_path / data), 8, 100))])
+        assert int((ids == ord("a")).sum()) == pytest.approx(int((ids == ord("b")).sum()), rel=0.3)
+        every = torch.cat(list(reading.batches(tokenizer, str(tmp_path / data), 10, 100)))
+        assert every.numel() == 10_000
+        assert (every == ord("a")).sum() == 4500
+
+
+class Letters:
+    eos_token_id = None
+
+    def __call__(self, text, **_):
+        return {"input_ids": [ord(letter) for letter in text]}
 
 
 def test_nothing_is_left_on_the_model(saved, place, tmp_path, monkeypatch):

@@ -1,17 +1,21 @@
-"""Reading: texts as batches of a model's own tokens, a piece at a time, so that a text may be larger than memory."""
+"""Reading: texts as batches of a model's own tokens, a piece at a time, so that a text may be larger than memory.
+
+Pieces are taken in an order whose every beginning is spread over the whole text: however few batches are asked for, they are
+not those of the first files alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from equipoise.training import texts
 
-PIECE = 1 << 16  # letters encoded in one call
+PIECE = 1 << 16  # bytes encoded in one call
 
 
 def batches(tokenizer: Any, data: str, rows: int, length: int) -> Iterator[Tensor]:
@@ -35,29 +39,52 @@ def batches(tokenizer: Any, data: str, rows: int, length: int) -> Iterator[Tenso
 
 def _encoded(tokenizer: Any, data: str) -> Iterator[list[int]]:
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    for document in _documents(data):
-        for piece in document:
-            yield list(tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"])
-        yield end
+    pieces = _pieces(data)
+    for number in _spread(len(pieces)):
+        yield [*tokenizer(pieces[number].read(), add_special_tokens=False, verbose=False)["input_ids"], *end]
 
 
-def _documents(data: str) -> Iterator[Iterable[str]]:
+def _spread(count: int) -> list[int]:
+    """0 to count - 1 in the order of the fractions of n x golden ratio: those below any bound lie at nearly even distances
+    (the three-gap theorem), so every beginning is spread over the whole."""
+    golden = (5**0.5 - 1) / 2
+    return sorted(range(count), key=lambda n: n * golden % 1)
+
+
+class _Piece(NamedTuple):
+    """Whole lines of a file, from one byte to another; or a text itself."""
+
+    source: Path | str
+    start: int = 0
+    stop: int = 0
+
+    def read(self) -> str:
+        if isinstance(self.source, str):
+            return self.source
+        with self.source.open("rb") as file:
+            file.seek(self.start)
+            found = file.read(self.stop - self.start)
+        try:
+            return found.decode("utf-8").replace("\r\n", "\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{self.source} is not UTF-8 text ({error.reason}): convert it first") from None
+
+
+def _pieces(data: str) -> list[_Piece]:
     """Every text of a file or folder, or of a corpus that `equipoise train` knows by name."""
     path = Path(data).expanduser()
     if path.is_dir():
-        yield from map(_pieces, texts._text_files(path))
-    elif path.exists():
-        yield _pieces(path)
-    else:
-        for _, text in texts.find(data).documents():
-            yield [text]
+        return [piece for file in texts._text_files(path) for piece in _of_file(file)]
+    if path.exists():
+        return _of_file(path)
+    return [_Piece(text) for _, text in texts.find(data).documents()]
 
 
-def _pieces(path: Path) -> Iterator[str]:
-    """Whole lines, some tens of thousands of letters at a time."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            while lines := file.readlines(PIECE):
-                yield "".join(lines)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text ({error.reason}): convert it first") from None
+def _of_file(path: Path) -> list[_Piece]:
+    """Whole lines, some tens of thousands of bytes at a time. Only their places are kept."""
+    found = []
+    with path.open("rb") as file:
+        start = 0
+        while file.readlines(PIECE):
+            found.append(_Piece(path, start, start := file.tell()))
+    return found
