@@ -70,7 +70,7 @@ def train(cell: Cell, out: Path) -> Measured:
             "warmup_steps": cell.warmup,
             "seed": cell.seed,
         }
-        quiet = {"trace_every": 0, "evaluate_every": 0, "checkpoint_every": 0, "validation_sequences": 128}
+        quiet = {"trace_every": 0, "evaluate_every": 0, "checkpoint_every": 0}
         equipoise.train(equipoise.preset("tiny", out=str(folder), resume=True, **settings, **quiet))
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     imbalance = np.array([np.mean(row["layers"]["imbalance"]) for row in rows if row["kind"] == "train"])
