@@ -36,6 +36,7 @@ _HOMES = {
     "Balancer": "equipoise.balancing",
     "balancer": "equipoise.balancing",
     "balancers": "equipoise.balancing",
+    "settled": "equipoise.balancing",
     "balance": "equipoise.integrations.huggingface",
 }
 
@@ -62,6 +63,7 @@ __all__ = [
     "reduce",
     "route",
     "score_function",
+    "settled",
     "solve",
     "train",
     "verify",
@@ -69,7 +71,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from equipoise.assignment import Solution, evaluate, solve
-    from equipoise.balancing import Balancer, balancer, balancers
+    from equipoise.balancing import Balancer, balancer, balancers, settled
     from equipoise.integrations.huggingface import balance
     from equipoise.layers import MoE, Router
     from equipoise.model import DeepSeekMoE

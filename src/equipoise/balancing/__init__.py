@@ -3,5 +3,6 @@
 from equipoise.balancing.balancer import Balancer
 from equipoise.balancing.dual import Dual
 from equipoise.balancing.presets import balancer, balancers
+from equipoise.balancing.settling import settled
 
-__all__ = ["Balancer", "Dual", "balancer", "balancers"]
+__all__ = ["Balancer", "Dual", "balancer", "balancers", "settled"]

@@ -18,6 +18,7 @@ from equipoise.balancing.balancer import Balancer
 from equipoise.balancing.directions import Direction
 from equipoise.balancing.geometry import Geometry, euclidean
 from equipoise.balancing.rules import Part
+from equipoise.balancing.settling import Settling
 from equipoise.balancing.target import Target
 from equipoise.routing import Routing, Tally
 
@@ -54,6 +55,7 @@ class Dual(Balancer):
         self.geometry = geometry
         self.target = Target(num_experts, top_k, target)
         self.register_buffer("shift", torch.zeros(num_experts))
+        self.settling = Settling(num_experts)
         # the update at which the shift comes to rest, and over how many it slows down
         self.register_buffer("rest_at", torch.tensor(torch.inf))
         self.register_buffer("rest_over", torch.tensor(1.0))
@@ -89,7 +91,21 @@ class Dual(Balancer):
         step = self.direction(tally, self.target).to(torch.float32)
         for part in self.parts:
             step = part(step, n)
-        self.shift.lerp_(self.geometry(self.shift, step), self._pace())
+        before = self.shift.clone()
+        self.shift.lerp_(self.geometry(before, step), self._pace())
+        self.settling.see(before, self.shift)
+
+    @property
+    def settled_shift(self) -> Tensor:
+        """(E,) float32: the shift without the noise of the last batches, to evaluate and to export by (settling.py).
+
+        The shift itself where somebody wrote it since the last update.
+        """
+        return self.settling.of(self.shift)
+
+    def settle(self) -> None:
+        """Set the shift to the settled one, for good: at the end of training. `equipoise.settled(model)` can be undone."""
+        self.shift.copy_(self.settled_shift)
 
     def freeze(self) -> None:
         """Leave the shift where it is from now on (DeepSeek-V3 does so for its last 500B tokens). Saved with the state."""

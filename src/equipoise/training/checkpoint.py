@@ -22,6 +22,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
+from equipoise.balancing.settling import belongs_to_settling
 from equipoise.extras import require
 from equipoise.training.config import differences
 from equipoise.training.distributed import World
@@ -148,13 +149,16 @@ def _read_whole(path: Path, tensors: dict[str, Tensor]) -> None:
         found = require("safetensors.torch", extra="train").load_file(path)
     except require("safetensors", extra="train").SafetensorError as error:
         raise ValueError(f"{path} is damaged: {error}. Delete {path.parent} to go on from the one before it") from None
-    if missing := found.keys() ^ tensors.keys():
+    later = {
+        name for name in tensors.keys() - found.keys() if belongs_to_settling(name)
+    }  # it starts at the next update
+    if missing := (found.keys() ^ tensors.keys()) - later:
         raise ValueError(f"{path} and this training do not have the same tensors: {', '.join(sorted(missing)[:5])}")
     if any(hasattr(tensor, "full_tensor") for tensor in tensors.values()):
         raise ValueError(f"{path} holds a whole model: go on with --parallel ddp or a single process")
     with torch.no_grad():
-        for name, tensor in tensors.items():
-            tensor.copy_(found[name])
+        for name in tensors.keys() - later:
+            tensors[name].copy_(found[name])
 
 
 def _read_shards(path: Path, tensors: dict[str, Tensor]) -> None:

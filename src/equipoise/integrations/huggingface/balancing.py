@@ -10,10 +10,11 @@ balancer per router, and writes the result into the model's own bias. Routers ar
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -229,6 +230,31 @@ class Balancing:
                 seat.balancer.freeze()
             else:
                 seat.balancer.anneal(steps)
+
+    @contextlib.contextmanager
+    def settled(self) -> Iterator[None]:
+        """Give the model its settled shifts inside the block, to evaluate or to save; the iterates are put back after it.
+
+        Do not train inside.
+        """
+        self._check_attached()
+        for seat in self.seats:
+            seat.refresh()
+        iterates = [seat.balancer.shift.clone() for seat in self.seats]
+        try:
+            for seat in self.seats:
+                seat.put(seat.balancer.settled_shift)
+            yield
+        finally:
+            for seat, iterate in zip(self.seats, iterates, strict=True):
+                seat.put(iterate)
+
+    def settle(self) -> None:
+        """Give the model its settled shifts for good: at the end of training, before it is saved."""
+        self._check_attached()
+        for seat in self.seats:
+            seat.refresh()
+            seat.put(seat.balancer.settled_shift)
 
     def detach(self) -> nn.Module:
         """Take all hooks off and return the model. A bias stays as it is, in float32; the shift of a model without one goes."""

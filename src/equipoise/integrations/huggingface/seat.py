@@ -210,6 +210,12 @@ class Seat:
         self.offer()
 
     @torch.no_grad()
+    def put(self, shift: Tensor) -> None:
+        """Let the model route by this shift."""
+        self.balancer.shift.copy_(shift)
+        self.offer()
+
+    @torch.no_grad()
     def offer(self) -> None:
         shift = self.balancer.shift
         self.offered = shift + (self.mean.to(shift.device) - shift.double().mean()).float()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from equipoise.balancing.settling import belongs_to_settling
 from equipoise.extras import require
 from equipoise.integrations.huggingface.weights import fingerprint
 
@@ -116,6 +117,7 @@ def take_over(balancing: Balancing, tensors: dict[str, Tensor], source: str) -> 
 
 
 def _check_alike(router: str, mine: dict[str, Tensor], theirs: dict[str, Tensor], source: str) -> None:
+    mine = {name: value for name, value in mine.items() if name in theirs or not belongs_to_settling(name)}
     shapes = {name: tuple(value.shape) for name, value in mine.items()} | {"mean": (), "anneal_left": ()}
     if shapes != {name: tuple(value.shape) for name, value in theirs.items()}:
         raise ValueError(
