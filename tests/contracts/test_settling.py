@@ -11,7 +11,7 @@ from equipoise.balancing import Dual
 from equipoise.balancing.settling import Settling, belongs_to_settling
 from tests.contracts.table import NUM_EXPERTS, ROWS, assert_same_state, exact_scores, forward, train
 
-DUALS = [row for row in ROWS if isinstance(row.make(), Dual)]
+DUALS = [row for row in ROWS if isinstance(made := row.make(), Dual) and made.settling is not None]
 
 
 def slow_twin(shifts):
@@ -74,6 +74,17 @@ def test_noise_is_smoothed_and_steady_movement_is_followed():
     assert sum(off["settled"]) < 0.5 * sum(off["iterate"])
     ramp = torch.arange(60.0).unsqueeze(1) * torch.linspace(-1e-3, 1e-3, 16)
     assert torch.equal(settle_all(ramp).settled, ramp[-1])
+
+
+def test_next_to_no_noise_means_next_to_no_smoothing():
+    settling = Settling(4)
+    settling.moved_short.fill_(1.0)
+    for long in (2 - 1e-6, 2.0, 3.0):
+        settling.moved_long.fill_(long)
+        assert settling._gain() > 0.999
+    for long in (0.5, 1.0):
+        settling.moved_long.fill_(long)
+        assert settling._gain() == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("row", DUALS, ids=str)
@@ -158,3 +169,10 @@ def test_a_shift_written_by_hand_is_taken_as_it_is():
     assert torch.equal(balancer.settled_shift, balancer.shift)
     train(balancer, 1)
     assert torch.equal(balancer.settled_shift, balancer.shift)
+
+
+def test_curvature_filters_already():
+    balancer = equipoise.balancer("curvature", NUM_EXPERTS, top_k=3)
+    train(balancer, 8)
+    assert torch.equal(balancer.settled_shift, balancer.shift)
+    assert not any(belongs_to_settling(name) for name in balancer.state_dict())

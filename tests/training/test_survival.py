@@ -332,3 +332,24 @@ def test_nothing_is_pickled(micro):
         assert path.suffix in ("", ".json", ".jsonl", ".yaml", ".npz", ".safetensors"), path
         if path.suffix == ".json":
             json.loads(path.read_text())
+
+
+def test_a_checkpoint_from_before_there_was_settling_goes_on(micro, tmp_path, monkeypatch):
+    from safetensors.torch import save_file
+
+    whole, config = micro(balancer="quantile", out=str(tmp_path / "whole")), micro(balancer="quantile")
+    train(whole)
+    with monkeypatch.context() as patch:
+        stop_at(patch, 6, raises(RuntimeError("power cut")))
+        with pytest.raises(RuntimeError, match="power cut"):
+            train(config)
+    folder = Path(config.out) / "checkpoints" / checkpoints(config)[-1]
+    old = {name: value for name, value in state(config, folder.name).items() if ".settling." not in name}
+    save_file(old, folder / "tensors.safetensors")
+    about = json.loads((folder / "state.json").read_text())
+    about["files"]["tensors.safetensors"] = (folder / "tensors.safetensors").stat().st_size
+    (folder / "state.json").write_text(json.dumps(about))
+    train(again(config))
+    one, other = state(config, "step-00000008"), state(whole, "step-00000008")
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one if ".settling." not in name)

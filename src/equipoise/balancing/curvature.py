@@ -59,6 +59,7 @@ class CurvatureMove(Direction):
     """Newton step with a self-tuned gain when near balance, flip step when far."""
 
     needs_runner_up = True
+    filters_noise = True  # by its gain
     moves_when_balanced = True  # while the bandwidth is still being found it moves by flips
     bandwidth: Tensor
     graph: Tensor

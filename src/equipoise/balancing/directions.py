@@ -27,6 +27,8 @@ class Direction(Precise, ABC):
     """whether it may point somewhere when loads are balanced"""
     needs_runner_up = False
     """whether count() looks at each token's (K+1)-th choice"""
+    filters_noise = False
+    """whether the shift it makes is already an estimate that weighs noise against drift: then there is nothing to settle"""
 
     def build(self, num_experts: int) -> None:
         """Make the buffers this direction needs; called once, by the balancer it belongs to."""

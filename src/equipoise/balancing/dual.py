@@ -55,7 +55,8 @@ class Dual(Balancer):
         self.geometry = geometry
         self.target = Target(num_experts, top_k, target)
         self.register_buffer("shift", torch.zeros(num_experts))
-        self.settling = Settling(num_experts)
+        # a rule that already weighs noise against drift has nothing left to smooth
+        self.settling = None if direction.filters_noise else Settling(num_experts)
         # the update at which the shift comes to rest, and over how many it slows down
         self.register_buffer("rest_at", torch.tensor(torch.inf))
         self.register_buffer("rest_over", torch.tensor(1.0))
@@ -93,15 +94,16 @@ class Dual(Balancer):
             step = part(step, n)
         before = self.shift.clone()
         self.shift.lerp_(self.geometry(before, step), self._pace())
-        self.settling.see(before, self.shift)
+        if self.settling is not None:
+            self.settling.see(before, self.shift)
 
     @property
     def settled_shift(self) -> Tensor:
         """(E,) float32: the shift without the noise of the last batches, to evaluate and to export by (settling.py).
 
-        The shift itself where somebody wrote it since the last update.
+        The shift itself under curvature, which filters noise already, and where somebody wrote it since the last update.
         """
-        return self.settling.of(self.shift)
+        return self.shift if self.settling is None else self.settling.of(self.shift)
 
     def settle(self) -> None:
         """Set the shift to the settled one, for good: at the end of training. `equipoise.settled(model)` can be undone."""
