@@ -100,6 +100,14 @@ REST = (
         2,
         percent=True,
     ),
+    Column(
+        "settled_imbalance",
+        "imbalance, settled shift",
+        "settled",
+        "the validation imbalance when routing by the settled shift (equipoise.settled) instead of the last one",
+        3,
+    ),
+    Column("settled_loss", "loss, settled shift", "loss", "the validation loss when routing by it", 4),
     Column("train_loss", "training loss", "loss", "mean over the last tenth of the steps", 4),
 )
 COLUMNS = DECIDING + REST

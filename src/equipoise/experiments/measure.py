@@ -10,6 +10,8 @@ with scores (T, E), the exact optimum with even loads is solved (equipoise.assig
                 is optimal for the loads it makes, so this is all there is to gain
     idle_share  device time lost waiting for the fullest of 8 devices, in each forward
 
+    settled_    validation loss and imbalance under the settled shift (equipoise.settled), which training never routes by
+
 The theorems' verdicts on the run's trace are there too.
 """
 
@@ -26,6 +28,7 @@ import torch
 from torch import Tensor
 
 from equipoise.assignment import evaluate
+from equipoise.balancing import Dual, settled
 from equipoise.theorems import verify
 from equipoise.trace import Trace
 from equipoise.training.batches import validation_batches
@@ -52,9 +55,11 @@ def measure(folder: Path) -> dict[str, Any]:
         if found.get("format") == FORMAT:
             return found
     config = read(folder / "config.yaml")
+    trainer = load(folder, config)
     measured = {
         "format": FORMAT,
-        **against_optimum(load(folder, config)),
+        **against_optimum(trainer),
+        **under_settled_shift(trainer, json.loads((folder / "result.json").read_text(encoding="utf-8"))),
         **of_shifts(folder / "trace"),
         **of_scores(folder / "histograms", config.model.num_experts),
         "verdicts": verdicts(folder),
@@ -125,6 +130,16 @@ def _idle(loads: dict[str, list[np.ndarray]]) -> float | None:
     """Over layers and forwards; None where the experts do not divide over the devices."""
     forwards = np.concatenate([np.stack(each) for each in loads.values()])
     return idle_of_devices(torch.from_numpy(forwards))
+
+
+def under_settled_shift(trainer: Trainer, result: dict[str, Any]) -> dict[str, float]:
+    """Validation loss and imbalance under the settled shift; the run's own where that is its last shift."""
+    duals = [each for each in trainer.balancers.values() if isinstance(each, Dual)]
+    if all(torch.equal(each.settled_shift, each.shift) for each in duals):
+        return {"settled_loss": result["validation_loss"], "settled_imbalance": result["imbalance"]}
+    with settled(trainer.net):
+        found = trainer.evaluate()
+    return {"settled_loss": found.loss, "settled_imbalance": float(np.mean(found.imbalance))}
 
 
 def of_shifts(trace: Path) -> dict[str, float]:

@@ -56,10 +56,22 @@ class Scheme:
 SCHEMES = (
     Scheme("none", "no balancing", "none"),
     # per sequence, as Wang et al. define it (section 2.2), which is what the paper compares with
-    Scheme("aux", "auxiliary loss", "aux", False, 1.0, 3.68999, 0.07443, {"tiny": 3e-1}, {"scope": "sequence"}),
-    Scheme("deepseek", "u/|L-A| (DeepSeek)", "deepseek", False, 1e-3, 3.65369, 0.08928, {"tiny": 1e-3}),
-    Scheme("inverse", "u/n", "inverse", False, 1.0, 3.68228, 0.08893, {"tiny": 3.0}),
-    Scheme("inverse_sqrt", "u/√n", "inverse_sqrt", False, 1e-3, 3.64642, 0.08961, {"tiny": 3e-1}),
+    Scheme(
+        "aux",
+        "auxiliary loss",
+        "aux",
+        False,
+        1.0,
+        3.68999,
+        0.07443,
+        {"tiny": 3e-1, "paper-tiny": 1e-4},
+        {"scope": "sequence"},
+    ),
+    Scheme(
+        "deepseek", "u/|L-A| (DeepSeek)", "deepseek", False, 1e-3, 3.65369, 0.08928, {"tiny": 1e-3, "paper-tiny": 1e-3}
+    ),
+    Scheme("inverse", "u/n", "inverse", False, 1.0, 3.68228, 0.08893, {"tiny": 3.0, "paper-tiny": 1.0}),
+    Scheme("inverse_sqrt", "u/√n", "inverse_sqrt", False, 1e-3, 3.64642, 0.08961, {"tiny": 3e-1, "paper-tiny": 1e-1}),
     Scheme("quantile", "quantile", "quantile"),
     Scheme("curvature", "curvature", "curvature"),
     Scheme("curvature_ahead", "curvature, look-ahead", "curvature", True),
