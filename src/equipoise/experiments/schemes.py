@@ -64,7 +64,7 @@ SCHEMES = (
         1.0,
         3.68999,
         0.07443,
-        {"tiny": 3e-1, "paper-tiny": 1e-4},
+        {"tiny": 1e-1, "paper-tiny": 1e-4},
         {"scope": "sequence"},
     ),
     Scheme(
