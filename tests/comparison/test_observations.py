@@ -10,6 +10,7 @@ from equipoise.comparison.observations import (
     as_markdown,
     as_text,
     observe,
+    read_search,
     search_rows,
 )
 
@@ -100,3 +101,9 @@ def test_other_files_are_refused():
     with pytest.raises(ValueError, match=r"a.json is not the table.json"):
         search_rows([], "a.json")
     assert set(SCHEMES) == set(PAPER)
+
+
+def test_a_damaged_search_is_named(tmp_path):
+    (tmp_path / "table.json").write_text("{")
+    with pytest.raises(ValueError, match=r"table.json cannot be read: it is not JSON, or damaged"):
+        read_search(tmp_path / "table.json")

@@ -139,8 +139,7 @@ def _observations(rows: list[dict[str, Any]], search: str | None, *, markdown: b
     from equipoise.comparison import observations
 
     path = Path(search) / "table.json" if search and Path(search).is_dir() else search
-    known = observations.search_rows(json.loads(Path(path).read_text(encoding="utf-8")), path) if path else []
-    found = observations.observe(rows, known)
+    found = observations.observe(rows, observations.read_search(Path(path)) if path else [])
     return observations.as_markdown(found) if markdown else observations.as_text(found)
 
 

@@ -11,7 +11,9 @@ The paper trained each scheme once, so its own figures have no interval.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from equipoise.comparison.differences import Difference, Row, paired, values
@@ -164,6 +166,13 @@ def as_markdown(observations: Sequence[Observation]) -> str:
     return "\n".join(
         ["| | the paper observed | here | measured, 95% intervals paired by seed |", "|---|---|---|---|", *lines]
     )
+
+
+def read_search(path: Path) -> list[Row]:
+    try:
+        return search_rows(json.loads(path.read_text(encoding="utf-8")), path)
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: it is not JSON, or damaged ({error})") from None
 
 
 def search_rows(content: Any, path: object) -> list[Row]:
