@@ -197,4 +197,16 @@ def test_without_ray_it_says_what_to_install(tmp_path, monkeypatch):
 
 
 def test_a_trial_is_no_part_of_our_torchrun():
-    assert attempt.environment({"RANK": "3", "HOME": "/"}, 2) == {"HOME": "/", "OMP_NUM_THREADS": "2"}
+    threads = {"OMP_NUM_THREADS": "2", "NUMBA_NUM_THREADS": "2"}
+    assert attempt.environment({"RANK": "3", "HOME": "/"}, 2) == {"HOME": "/", **threads}
+
+
+def test_what_the_user_says_of_threads_stands():
+    asked = {"OMP_NUM_THREADS": "3", "NUMBA_NUM_THREADS": "1"}
+    assert attempt.environment(asked, 2) == asked
+
+
+def test_a_run_is_measured_in_its_own_process_if_that_is_one():
+    alone, ranks = attempt.Means(measure=True), attempt.Means(processes=2, measure=True)
+    assert attempt.command(Path("w.yaml"), alone)[-1] == "--measure"
+    assert "--measure" not in attempt.command(Path("w.yaml"), ranks)

@@ -35,7 +35,12 @@ def _add_train(verbs: Any) -> None:
 def _train(options: argparse.Namespace) -> None:
     from equipoise.training import command
 
-    command.run(options.arguments)
+    def measure(folder: Path) -> None:
+        from equipoise.experiments.measure import measure as measure_run
+
+        measure_run(folder)
+
+    command.run(options.arguments, measure)
 
 
 def _add_plan(verbs: Any) -> None:
@@ -100,6 +105,7 @@ def _add_compare(verbs: Any) -> None:
     )
     compare.add_argument("--steps", type=int, help="instead of the preset's")
     compare.add_argument("--data", help="instead of the preset's")
+    compare.add_argument("--settled", action="store_true", help="evaluate under the settled shift too (docs/how-to.md)")
     compare.add_argument(
         "--search", metavar="FOLDER", help="of `equipoise sweep paper-tiny`: for the paper's observation on u"
     )
@@ -117,6 +123,7 @@ def _compare(options: argparse.Namespace) -> None:
         schemes=options.schemes,
         seeds=options.seeds,
         at_once=options.at_once,
+        settled=options.settled,
         **changes,
     )
     if not rows:

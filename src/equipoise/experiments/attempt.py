@@ -42,6 +42,8 @@ class Means:
     """of each process, unless OMP_NUM_THREADS says otherwise"""
     keep_checkpoints: bool = False
     """a finished trial's checkpoint is deleted otherwise: 216 of the 1B model are terabytes"""
+    measure: bool = False
+    """measure it when it is finished, in its own process (with one process only): measuring then runs beside other trials"""
 
 
 def ended(job: Job) -> Outcome | None:
@@ -139,7 +141,7 @@ class Attempt:
         wanted = self.job.folder / "wanted.yaml"
         with (self.job.folder / "errors.txt").open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, guard.__file__, str(self.lock), *command(wanted, self.means.processes)],
+                [sys.executable, guard.__file__, str(self.lock), *command(wanted, self.means)],
                 env=environment(os.environ, self.means.threads),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
@@ -158,18 +160,20 @@ class Attempt:
         return "failed"
 
 
-def command(wanted: Path, processes: int) -> list[str]:
+def command(wanted: Path, means: Means) -> list[str]:
     train = ["-m", "equipoise", "train", "--config", str(wanted)]
-    if processes == 1:
-        return [sys.executable, *train]
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", *train]
+    if means.processes > 1:
+        ranks = f"--nproc-per-node={means.processes}"
+        return [sys.executable, "-m", "torch.distributed.run", "--standalone", ranks, *train]
+    return [sys.executable, *train, *(["--measure"] if means.measure else [])]
 
 
 def environment(now: Mapping[str, str], threads: int) -> dict[str, str]:
     """A training is no part of a torchrun that may have started us."""
     ours = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
     kept = {name: value for name, value in now.items() if name not in ours}
-    return {**kept, "OMP_NUM_THREADS": now.get("OMP_NUM_THREADS", str(threads))}
+    number = now.get("OMP_NUM_THREADS", str(threads))
+    return {"NUMBA_NUM_THREADS": number, **kept, "OMP_NUM_THREADS": number}
 
 
 def killed(folder: Path, code: int) -> bool:

@@ -42,6 +42,7 @@ def compare(
     schemes: Sequence[str] | None = None,
     seeds: int = 1,
     at_once: int | None = None,
+    settled: bool = False,
     **changes: Any,
 ) -> list[dict[str, Any]]:
     """Train, measure, and return the table's rows. `changes` are settings of every training, such as steps or data.
@@ -52,6 +53,7 @@ def compare(
         schemes: names from equipoise.experiments.schemes; all eight by default.
         seeds: how many; the table then has means and spreads.
         at_once: how many trainings run side by side; by default one for each core, at most two.
+        settled: evaluate every run under its settled shift too (equipoise.settled).
     """
     if seeds < 1:
         raise ValueError(f"at least one seed, not {seeds}")
@@ -69,7 +71,7 @@ def compare(
         first = jobs[0].config
         prepare(first.data, vocab_size=first.model.vocab_size, tokenizer=first.tokenizer)  # once, not in every process
         run(jobs, at_once=at_once or min(2, os.cpu_count() or 1))
-        return table(folder)
+        return table(folder, settled=settled)
 
 
 def plan_runs(folder: Path, preset: str, names: Sequence[str], seeds: int, changes: dict[str, Any]) -> list[Job]:
@@ -125,12 +127,12 @@ def manifest(preset: str, jobs: Sequence[Job], folder: Path) -> dict[str, Any]:
     }
 
 
-def table(folder: Path) -> list[dict[str, Any]]:
+def table(folder: Path, *, settled: bool = False) -> list[dict[str, Any]]:
     """Measure what has finished; write and return a row for each scheme, with means over its seeds and what failed."""
     about = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     for path in about["runs"].values():
         if (folder / path / "result.json").exists():
-            measure(folder / path)
+            measure(folder / path, settled=settled)
     kept = keep.gather(folder)
     rows = results(kept).rows
     keep.write(kept, folder / keep.FILE)

@@ -29,7 +29,8 @@ def run(jobs: Sequence[Job], *, at_once: int = 1) -> dict[str, str]:
         refuse_another(job)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         return _together(jobs)
-    engine = Local(at_once, Means(threads=max(1, (os.cpu_count() or 1) // max(1, at_once)), keep_checkpoints=True))
+    threads = max(1, (os.cpu_count() or 1) // max(1, at_once))
+    engine = Local(at_once, Means(threads=threads, keep_checkpoints=True, measure=True))
     forget_failures(jobs)
     with Display(sum(job.config.steps for job in jobs)) as display:
         engine.run(jobs, display)

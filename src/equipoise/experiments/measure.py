@@ -10,7 +10,8 @@ with scores (T, E), the exact optimum with even loads is solved (equipoise.assig
                 is optimal for the loads it makes, so this is all there is to gain
     idle_share  device time lost waiting for the fullest of 8 devices, in each forward
 
-    settled_    validation loss and imbalance under the settled shift (equipoise.settled), which training never routes by
+    settled_    on request: validation loss and imbalance under the settled shift (equipoise.settled), which training never
+                routes by. It takes another evaluation
 
 The theorems' verdicts on the run's trace are there too.
 """
@@ -28,7 +29,8 @@ import torch
 from torch import Tensor
 
 from equipoise.assignment import evaluate
-from equipoise.balancing import Dual, settled
+from equipoise.balancing import Dual
+from equipoise.balancing import settled as with_settled_shift
 from equipoise.theorems import verify
 from equipoise.trace import Trace
 from equipoise.training.batches import validation_batches
@@ -47,25 +49,30 @@ BATCHES = 8
 """validation batches that are solved"""
 
 
-def measure(folder: Path) -> dict[str, Any]:
-    """Measure a finished run, or read what was measured before."""
+def measure(folder: Path, *, settled: bool = False) -> dict[str, Any]:
+    """Measure a finished run, or read what was measured before; `settled` also under its settled shift."""
     path = folder / FILE
-    if path.exists():
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if found.get("format") == FORMAT:
-            return found
-    config = read(folder / "config.yaml")
-    trainer = load(folder, config)
-    measured = {
-        "format": FORMAT,
-        **against_optimum(trainer),
-        **under_settled_shift(trainer, json.loads((folder / "result.json").read_text(encoding="utf-8"))),
-        **of_shifts(folder / "trace"),
-        **of_scores(folder / "histograms", config.model.num_experts),
-        "verdicts": verdicts(folder),
-    }
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    known = found.get("format") == FORMAT
+    if known and (not settled or "settled_loss" in found):
+        return found
+    trainer = load(folder, read(folder / "config.yaml"))
+    measured = found if known else all_but_settled(folder, trainer)
+    if settled:
+        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        measured = {**measured, **under_settled_shift(trainer, result)}
     write_json(path, measured)
     return measured
+
+
+def all_but_settled(folder: Path, trainer: Trainer) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        **against_optimum(trainer),
+        **of_shifts(folder / "trace"),
+        **of_scores(folder / "histograms", trainer.config.model.num_experts),
+        "verdicts": verdicts(folder),
+    }
 
 
 def load(folder: Path, config: Config) -> Trainer:
@@ -137,7 +144,7 @@ def under_settled_shift(trainer: Trainer, result: dict[str, Any]) -> dict[str, f
     duals = [each for each in trainer.balancers.values() if isinstance(each, Dual)]
     if all(torch.equal(each.settled_shift, each.shift) for each in duals):
         return {"settled_loss": result["validation_loss"], "settled_imbalance": result["imbalance"]}
-    with settled(trainer.net):
+    with with_settled_shift(trainer.net):
         found = trainer.evaluate()
     return {"settled_loss": found.loss, "settled_imbalance": float(np.mean(found.imbalance))}
 

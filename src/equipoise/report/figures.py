@@ -22,9 +22,8 @@ def figures(results: Results) -> dict[str, Any]:
     """Plotly reads a little HTML in its texts, so labels are escaped here."""
     some = [series for series in results.series if series.runs]
     return {
-        "imbalance": [{**_line(series, "imbalance"), "training": _training_line(series)} for series in some],
+        **{name: [_line_and_dots(series, name) for series in some] for name in ("imbalance", "loss")},
         "floor": _floor(some),
-        "loss": [_line(series, "loss") for series in some],
         "scores": [_frames(series, "scores") for series in some if "scores" in _pictured(series)],
         "shifts": [_frames(series, "shifts") for series in some if "shifts" in _pictured(series)],
         "loads": [_loads(series) for series in some if _pictured(series).get("loads")],
@@ -63,14 +62,15 @@ def tables(results: Results, made: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _line(series: Series, name: str) -> dict[str, Any]:
-    """Of the validation set, at the steps that all seeds have."""
+def _line_and_dots(series: Series, name: str) -> dict[str, Any]:
+    """Dots of the validation set, at the steps that all seeds have, and the line of the training batches."""
     means = _means([{row["step"]: row.get(name) for row in run["validation"]} for run in series.runs])
-    return {"label": escape(series.label), "x": list(means), "y": list(means.values())}
+    line = _training_line(series, name)
+    return {"label": escape(series.label), "x": list(means), "y": list(means.values()), "training": line}
 
 
-def _training_line(series: Series) -> dict[str, Any]:
-    means = curve(series, "imbalance")
+def _training_line(series: Series, name: str) -> dict[str, Any]:
+    means = curve(series, name)
     return {"x": list(means), "y": [short(value) for value in _smooth(list(means.values()))]}
 
 

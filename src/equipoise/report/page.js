@@ -5,22 +5,19 @@ function drawLines(id, traces, name) {
   Plotly.react(id, traces, layout({ xaxis: { title: { text: "step" } }, yaxis: { title: { text: name } }, legend: LEGEND, showlegend: true }), CONFIG);
 }
 
-function drawLoss(series) {
-  drawLines("loss", series.map((one, n) => ({
-    x: one.x, y: one.y, name: one.label, mode: "lines+markers", marker: { size: 5 },
-    line: { color: COLORS[n % COLORS.length], width: 2 },
-  })), "loss");
-}
-
 // Training as a line and validation as dots of the same colour; a click in the legend takes both.
-function drawImbalance(series, floor) {
-  const traces = series.flatMap((one, n) => {
+function linesAndDots(series) {
+  return series.flatMap((one, n) => {
     const color = COLORS[n % COLORS.length], both = { name: one.label, legendgroup: one.label };
     const line = { ...both, x: one.training.x, y: one.training.y, mode: "lines", line: { color, width: 1.5 } };
     return [line, { ...both, x: one.x, y: one.y, mode: "markers", marker: { size: 7, color }, showlegend: !one.training.x.length }];
   });
-  const chance = { x: floor.x, y: floor.y, name: "chance, validation", mode: "lines", line: { dash: "dot", width: 2, color: "#8a8f99" } };
-  drawLines("imbalance", floor.x.length ? [...traces, chance] : traces, "imbalance");
+}
+
+function drawImbalance(series, floor) {
+  const mode = floor.x.length > 1 ? "lines" : "markers";
+  const chance = { x: floor.x, y: floor.y, name: "chance, validation", mode, line: { dash: "dot", width: 2, color: "#8a8f99" }, marker: { symbol: "line-ew-open", size: 12, color: "#8a8f99" } };
+  drawLines("imbalance", floor.x.length ? [...linesAndDots(series), chance] : linesAndDots(series), "imbalance");
 }
 
 function drawFrames(id, series, log) {
@@ -75,7 +72,7 @@ function drawLoads(series) {
 
 run((figures) => {
   drawImbalance(figures.imbalance, figures.floor);
-  drawLoss(figures.loss);
+  drawLines("loss", linesAndDots(figures.loss), "loss");
   drawFrames("scores", figures.scores, true);
   drawFrames("shifts", figures.shifts, false);
   drawLoads(figures.loads);

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from equipoise.extras import require
@@ -20,20 +21,24 @@ examples:
   equipoise train --data my_texts/ --model.hidden-size 128 --out runs/c
   torchrun --nproc-per-node 8 -m equipoise train --preset deepseekmoe-1b --out runs/d
 
---config FILE reads a YAML file first; --json prints the result as JSON."""
+--config FILE reads a YAML file first; --json prints the result as JSON; --measure writes measured.json beside it, which
+has the run against the exact optimum (docs/experiments.md)."""
 
 
-def run(arguments: Sequence[str]) -> None:
-    """What `equipoise train` does."""
+def run(arguments: Sequence[str], measure: Callable[[Path], object]) -> None:
+    """What `equipoise train` does. measure(folder) is what --measure does with the finished run."""
     before = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     before.add_argument("--preset")
     before.add_argument("--config")
     before.add_argument("--json", action="store_true")
+    before.add_argument("--measure", action="store_true")
     early, rest = before.parse_known_args(arguments)
     config = parse(rest, _base(early.preset, early.config))
     result = train(config)
     if not result:
         return  # not the first rank
+    if early.measure:
+        measure(Path(config.out))
     print(json.dumps(result, indent=2) if early.json else _told(config, result))
 
 

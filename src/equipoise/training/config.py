@@ -73,7 +73,7 @@ class Config:
 
     evaluate_every: int = 50
     """steps between evaluations; 0: only at the end"""
-    validation_sequences: int = 512
+    validation_sequences: int = 768
     """how many, spread evenly over the validation split and always the same; 0: the whole split"""
     checkpoint_every: int = 100
     """steps between checkpoints; 0: only when stopped and at the end"""
@@ -178,7 +178,7 @@ PAPER = {
     "trace_batches": 0,  # 67 MB a layer and batch
 }
 PRESETS: dict[str, dict[str, Any]] = {
-    "tiny": {"learning_rate": 3e-3, "warmup_steps": 20, "evaluate_every": 100},
+    "tiny": {"learning_rate": 3e-3, "warmup_steps": 20, "evaluate_every": 0},
     "small": {"steps": 2000, "batch_size": 16, "warmup_steps": 100, "evaluate_every": 200, "checkpoint_every": 200},
     # the paper's experiment on two cores: a constant rate, so that what is learnt about balance has settled and not stopped
     "paper-tiny": {
