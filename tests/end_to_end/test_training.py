@@ -1,6 +1,7 @@
 """Training and planning as a person meets them: in another process, from the command line."""
 
 import json
+from pathlib import Path
 import os
 import subprocess
 import sys
@@ -80,9 +81,11 @@ def test_loss_and_imbalance_fall(python, workplace):
 
 def test_a_run_can_be_repeated_from_its_config(command):
     first = command(f"train {SIZE} --data manual.txt --steps 3 --out runs/b --json")
-    second = command("train --config runs/b/config.yaml --out runs/c --json")
+    second = command("train --config runs/b/config.yaml --out runs/c --json --measure")
     one, other = json.loads(first[1]), json.loads(second[1])
     assert one["validation_loss"] == other["validation_loss"]
+    assert json.loads((Path("runs/c") / "measured.json").read_text())["given_up"] >= 0
+    assert not (Path("runs/b") / "measured.json").exists()
     again = command("train --config runs/b/config.yaml --resume --json")
     assert json.loads(again[1]) == one
 

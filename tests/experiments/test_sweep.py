@@ -204,9 +204,3 @@ def test_a_trial_is_no_part_of_our_torchrun():
 def test_what_the_user_says_of_threads_stands():
     asked = {"OMP_NUM_THREADS": "3", "NUMBA_NUM_THREADS": "1"}
     assert attempt.environment(asked, 2) == asked
-
-
-def test_a_run_is_measured_in_its_own_process_if_that_is_one():
-    alone, ranks = attempt.Means(measure=True), attempt.Means(processes=2, measure=True)
-    assert attempt.command(Path("w.yaml"), alone)[-1] == "--measure"
-    assert "--measure" not in attempt.command(Path("w.yaml"), ranks)
