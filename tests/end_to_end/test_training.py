@@ -1,10 +1,10 @@
 """Training and planning as a person meets them: in another process, from the command line."""
 
 import json
-from pathlib import Path
 import os
 import subprocess
 import sys
+from pathlib import Path
 from pydoc_data.topics import topics
 
 import pytest
