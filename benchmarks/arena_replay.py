@@ -1,4 +1,5 @@
-"""How well a replay predicts a training: train `tiny` under two rules, and replay each on the other's scores.
+"""How well a replay predicts a training: train `tiny` under two rules, and replay each on the
+other's scores.
 
 python benchmarks/arena_replay.py --steps 300
 """
@@ -14,8 +15,8 @@ import numpy as np
 import torch
 
 import equipoise
-from equipoise.arena import catalogue
 from equipoise.arena.cells import Cell, Reference, run
+from equipoise.arena.streams import catalogue
 
 RULES = {"deepseek": 1e-3, "quantile": 1.0, "curvature": None}
 
@@ -42,25 +43,38 @@ def replayed(folder: Path, rule: str) -> np.ndarray:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--rules", nargs="+", default=["deepseek", "quantile"], choices=list(RULES))
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as place:
-        folder, early, late = Path(place), slice(0, options.steps // 5), slice(-options.steps // 4, None)
+        folder, early, late = (
+            Path(place),
+            slice(0, options.steps // 5),
+            slice(-options.steps // 4, None),
+        )
         real = {rule: trained(folder, rule, options.steps) for rule in options.rules}
-        print(f"tiny, {options.steps} steps: mean imbalance of the first fifth and of the last quarter")
         print(
-            "| rule | in its training | replayed on the scores of | first fifth | last quarter |\n|---|---|---|---|---|"
+            f"tiny, {options.steps} steps: mean imbalance of the first fifth and of the last "
+            "quarter"
+        )
+        print(
+            "| rule | in its training | replayed on the scores of | first fifth | last quarter "
+            "|\n|---|---|---|---|---|"
         )
         for rule in options.rules:
             for scores in options.rules:
                 there = replayed(folder / scores, rule)
                 print(
-                    f"| {rule} | {real[rule][:, early].mean():.4f}, {real[rule][:, late].mean():.4f} | {scores} | "
-                    f"{there[:, early].mean():.4f} ({there[:, early].mean() / real[rule][:, early].mean() - 1:+.1%}) | "
-                    f"{there[:, late].mean():.4f} ({there[:, late].mean() / real[rule][:, late].mean() - 1:+.1%}) |",
+                    f"| {rule} | {real[rule][:, early].mean():.4f}, "
+                    f"{real[rule][:, late].mean():.4f} | {scores} | "
+                    f"{there[:, early].mean():.4f} "
+                    f"({there[:, early].mean() / real[rule][:, early].mean() - 1:+.1%}) | "
+                    f"{there[:, late].mean():.4f} "
+                    f"({there[:, late].mean() / real[rule][:, late].mean() - 1:+.1%}) |",
                     flush=True,
                 )
 

@@ -1,6 +1,8 @@
-"""Tokens per second of routing, tallying and updating, per rule, beside the time it takes to read the scores once.
+"""Tokens per second of routing, tallying and updating, per rule, beside the time it takes to read
+the scores once.
 
-One thread, processor time and not the clock's, so that other jobs disturb little. All rules in the same shuffled rounds.
+One thread, processor time and not the clock's, so that other jobs disturb little. All rules in the
+same shuffled rounds.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ def main() -> None:
         limit = statistics.median(times["reading the scores once"])
         for name, taken in times.items():
             middle = statistics.median(taken)
-            print(f"| {name} | {1e3 * middle:.2f} | {T / middle / 1e6:.2f} | {middle / limit:.0f} |")
+            print(
+                f"| {name} | {1e3 * middle:.2f} | {T / middle / 1e6:.2f} | {middle / limit:.0f} |"
+            )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""The curvature rule against its rivals on drifting streams, beside the best a rule can do that knows only the last batch.
+"""The curvature rule against its rivals on drifting streams, beside the best a rule can do that
+knows only the last batch.
 
-T=16,384 tokens, E=64, K=6, softmax of N(mu_k, 1) with mu ~ 0.7 N(0, 1) in a random walk; 150 steps; mean imbalance over the
-last 50, over paired seeds. `--seeds 5` is what docs/log.md reports.
+T=16,384 tokens, E=64, K=6, softmax of N(mu_k, 1) with mu ~ 0.7 N(0, 1) in a random walk; 150 steps;
+mean imbalance over the last 50, over paired seeds. `--seeds 5` is what docs/log.md reports.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from torch import Tensor
 
 import equipoise
 from equipoise.arena.replay import replay
-from equipoise.arena.streams import DriftingLogits, sampling_floor
-from equipoise.balancing.flips import FlipMove
+from equipoise.arena.streams.stream import DriftingLogits, sampling_floor
+from equipoise.balancing.shift.flips import FlipMove
 
 T, E, K, STEPS, LAST = 16_384, 64, 6, 150, 50
 STREAMS = {
@@ -34,7 +35,9 @@ FLOOR = sampling_floor(T, E, K)
 
 
 def optimum(scores: Tensor, shift: Tensor) -> Tensor:
-    """The batch's own best shift, to within ten tokens of balance: the mean is then about two, a tenth of a percent."""
+    """The batch's own best shift, to within ten tokens of balance: the mean is then about two, a
+    tenth of a percent.
+    """
     want = T * K // E
     for _ in range(60):
         routing = equipoise.route(scores, K, choose_by=scores + shift)
@@ -69,7 +72,9 @@ def measure(seeds: int) -> dict[str, dict[str, list[tuple[float, int | None]]]]:
     for stream_name, settings in STREAMS.items():
         rows = table.setdefault(stream_name, {name: [] for name in (*RIVALS, LIMIT)})
         for seed in range(seeds):
-            batches = list(DriftingLogits(T, E, STEPS, seed=seed, **settings))  # 600 MB, but made once
+            batches = list(
+                DriftingLogits(T, E, STEPS, seed=seed, **settings)
+            )  # 600 MB, but made once
             for name, options in RIVALS.items():
                 rows[name].append(steady(batches, name, options))
             rows[LIMIT].append((statistics.mean(lag_one(batches)), None))
@@ -82,25 +87,36 @@ def mean(rows: list[tuple[float, int | None]]) -> float:
 
 
 def show(stream_name: str, rows: dict[str, list[tuple[float, int | None]]]) -> None:
-    print(f"\n{stream_name:<18}{'imbalance':>10}{'spread':>9}{'x floor':>9}{'x quantile':>12}  steps to 2x floor")
+    print(
+        f"\n{stream_name:<18}{'imbalance':>10}{'spread':>9}{'x floor':>9}{'x quantile':>12}  "
+        "steps to 2x floor"
+    )
     for name, values in rows.items():
         spread = statistics.stdev(value for value, _ in values) if len(values) > 1 else 0.0
         steps = " ".join("-" if near is None else str(near) for _, near in values)
         ratio = mean(values) / mean(rows["quantile"])
         print(
-            f"  {name:<16}{mean(values):>10.4f}{spread:>9.4f}{mean(values) / FLOOR:>9.3f}{ratio:>12.3f}  {steps}",
+            "  "
+            f"{name:<16}{mean(values):>10.4f}{spread:>9.4f}{mean(values) / FLOOR:>9.3f}{ratio:>12.3f} "
+            f" {steps}",
             flush=True,
         )
 
 
 def verdicts(table: dict[str, dict[str, list[tuple[float, int | None]]]]) -> Iterator[str]:
-    ratio = {stream: mean(rows["curvature"]) / mean(rows["quantile"]) for stream, rows in table.items()}
+    ratio = {
+        stream: mean(rows["curvature"]) / mean(rows["quantile"]) for stream, rows in table.items()
+    }
     over = mean(table["drift 0"]["curvature"]) / FLOOR
-    slowest = max((near if near is not None else STEPS) for _, near in table["drift 0"]["curvature"])
+    slowest = max(
+        (near if near is not None else STEPS) for _, near in table["drift 0"]["curvature"]
+    )
     yield verdict("drift 0: at most 1.05x the floor", over, over <= 1.05)
     for stream in ("drift 0.005", "drift 0.02"):
         yield verdict(f"{stream}: at most 0.92x quantile", ratio[stream], ratio[stream] <= 0.92)
-    yield verdict("every stream: at most 1.02x quantile", max(ratio.values()), max(ratio.values()) <= 1.02)
+    yield verdict(
+        "every stream: at most 1.02x quantile", max(ratio.values()), max(ratio.values()) <= 1.02
+    )
     yield verdict("drift 0: within 2x of the floor by step 6", slowest, slowest <= 6)
 
 
@@ -109,7 +125,9 @@ def verdict(target: str, measured: float, met: bool) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=2)
     options = parser.parse_args()
     start = time.perf_counter()

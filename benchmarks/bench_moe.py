@@ -1,24 +1,27 @@
-"""A whole MoE layer, forward and backward, beside transformers' DeepseekV3MoE and beside its matrix multiplications alone.
+"""A whole MoE layer, forward and backward, beside transformers' DeepseekV3MoE and beside its matrix
+multiplications alone.
 
     .venv/bin/python benchmarks/bench_moe.py                  some minutes
     .venv/bin/python benchmarks/bench_moe.py --threads 1      steadier where other jobs hold a core
     .venv/bin/python benchmarks/bench_moe.py --shared 1       with a shared expert on both sides, which dilutes the difference
     .venv/bin/python benchmarks/bench_moe.py --keep-memory    with a malloc that never hands memory back
 
-Everybody gets the same weights and the same tokens in float32, and computes a step: router, experts, and the gradients of
-the tokens and of every weight, which start from None. Output and gradients are compared before the race.
+Everybody gets the same weights and the same tokens in float32, and computes a step: router,
+experts, and the gradients of the tokens and of every weight, which start from None. Output and
+gradients are compared before the race.
 
     equipoise         router matmul, sigmoid, equipoise.route, Experts with each implementation; "auto" is loop here
     transformers      the layer with each of its own implementations of the experts
     multiplications   the three products of each expert forward and two for each of them backward, on blocks of the very
                       sizes of this batch, into memory that is there already: the limit
 
-Each contestant has a process of its own. Whether fresh tensors fault in their pages depends on what malloc kept of earlier
-ones, and in one process a contestant would be faster or slower for its neighbours' sake. --keep-memory takes page faults
-out altogether, which shows what is left for a user of another malloc.
+Each contestant has a process of its own. Whether fresh tensors fault in their pages depends on what
+malloc kept of earlier ones, and in one process a contestant would be faster or slower for its
+neighbours' sake. --keep-memory takes page faults out altogether, which shows what is left for a
+user of another malloc.
 
-transformers' batched_mm copies an expert's weights for every choice, tens of gigabytes here. It runs on fewer tokens, beside
-grouped_mm on as few.
+transformers' batched_mm copies an expert's weights for every choice, tens of gigabytes here. It
+runs on fewer tokens, beside grouped_mm on as few.
 """
 
 from __future__ import annotations
@@ -70,7 +73,9 @@ SHAPES = (Shape(256, 128, 32, 4, 4_096, rounds=40), Shape(512, 256, 64, 6, 8_192
 
 
 class Nothing(nn.Module):
-    """No shared expert: DeepseekV3MoE always adds one, and a width of 0 would still cost a tensor of zeros."""
+    """No shared expert: DeepseekV3MoE always adds one, and a width of 0 would still cost a tensor
+    of zeros.
+    """
 
     def forward(self, hidden: Tensor) -> Tensor:
         return hidden.new_zeros(())
@@ -87,14 +92,20 @@ class OurMoE(nn.Module):
         self.router = nn.Parameter(theirs.gate.weight.detach().clone())
         self.register_buffer("shift", theirs.gate.e_score_correction_bias.clone())
         self.experts = Experts(E, D, width, implementation=implementation)
-        self.experts.load_state_dict({"gate_up": theirs.experts.gate_up_proj, "down": theirs.experts.down_proj})
+        self.experts.load_state_dict(
+            {"gate_up": theirs.experts.gate_up_proj, "down": theirs.experts.down_proj}
+        )
         self.shared_experts = theirs.shared_experts
 
     def forward(self, hidden: Tensor) -> Tensor:
         flat = hidden.flatten(0, -2)
         scores = F.linear(flat, self.router).sigmoid()
-        routing = equipoise.route(scores, self.top_k, choose_by=scores + self.shift, renormalize=True, scale=self.scale)
-        return self.experts(flat, routing.experts, routing.gates).view_as(hidden) + self.shared_experts(hidden)
+        routing = equipoise.route(
+            scores, self.top_k, choose_by=scores + self.shift, renormalize=True, scale=self.scale
+        )
+        return self.experts(flat, routing.experts, routing.gates).view_as(
+            hidden
+        ) + self.shared_experts(hidden)
 
 
 def transformers_layer(shape: Shape, implementation: str, shared: int) -> DeepseekV3MoE:
@@ -135,7 +146,12 @@ def multiplications(shape: Shape, counts: list[int]) -> Call:
     D, width, E, S = shape.D, shape.F, shape.E, sum(counts)
     gate_up, down = torch.randn(E, 2 * width, D), torch.randn(E, D, width)
     d_gate_up, d_down = torch.empty_like(gate_up), torch.empty_like(down)
-    x, y, inner, act = torch.randn(S, D), torch.randn(S, D), torch.randn(S, 2 * width), torch.randn(S, width)
+    x, y, inner, act = (
+        torch.randn(S, D),
+        torch.randn(S, D),
+        torch.randn(S, 2 * width),
+        torch.randn(S, width),
+    )
     blocks = list(zip(*(each.split(counts) for each in (x, y, inner, act)), strict=True))
 
     def call() -> None:
@@ -170,7 +186,9 @@ class Contestant:
     def __init__(self, name: str, shape: Shape, options: argparse.Namespace) -> None:
         self.line, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("spawn")
-        self.process = context.Process(target=serve, args=(theirs, name, shape, options), daemon=True)
+        self.process = context.Process(
+            target=serve, args=(theirs, name, shape, options), daemon=True
+        )
         self.process.start()
         self.line.recv()
 
@@ -194,7 +212,9 @@ def serve(line: Connection, name: str, shape: Shape, options: argparse.Namespace
         line.send("done")
 
 
-def run(shape: Shape, names: tuple[str, ...], rounds: int, options: argparse.Namespace) -> dict[str, Timing]:
+def run(
+    shape: Shape, names: tuple[str, ...], rounds: int, options: argparse.Namespace
+) -> dict[str, Timing]:
     contestants = {name: Contestant(name, shape, options) for name in names}
     timings = race(contestants, rounds)
     for contestant in contestants.values():
@@ -248,7 +268,11 @@ class OtherNeighbours(Neighbours):
 
     def __exit__(self, *_: object) -> None:
         super().__exit__()
-        ours = (_children_seconds() - self._children) / (perf_counter() - self._start) / (os.cpu_count() or 1)
+        ours = (
+            (_children_seconds() - self._children)
+            / (perf_counter() - self._start)
+            / (os.cpu_count() or 1)
+        )
         self.share = max(0.0, self.share - ours)
 
 
@@ -262,32 +286,55 @@ def verdict(shape: Shape, timings: dict[str, Timing], neighbours: Neighbours) ->
     best = min(rivals, key=lambda name: rivals[name].median_ms)
     speedup = timings[best].ratio.median
     result = "[green]PASS[/]" if speedup >= TARGET else "[red]MISSED[/]"
-    doubt = f" (others took {neighbours.share:.0%} of the machine: not to be trusted)" if neighbours.busy else ""
+    doubt = (
+        f" (others took {neighbours.share:.0%} of the machine: not to be trusted)"
+        if neighbours.busy
+        else ""
+    )
     return f"{shape}: at least {TARGET}x as fast as {best}: {speedup:.2f}x: {result}{doubt}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: all cores")
-    parser.add_argument("--shared", type=int, default=0, help="shared experts on both sides (default: none)")
+    parser.add_argument(
+        "--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: all cores"
+    )
+    parser.add_argument(
+        "--shared", type=int, default=0, help="shared experts on both sides (default: none)"
+    )
     parser.add_argument("--keep-memory", action="store_true", help="let malloc keep what is freed")
-    parser.add_argument("--rounds", type=float, default=1.0, help="times the usual number of rounds (default: 1)")
+    parser.add_argument(
+        "--rounds", type=float, default=1.0, help="times the usual number of rounds (default: 1)"
+    )
     options = parser.parse_args()
     console = Console(highlight=False, soft_wrap=True, width=WIDTH)
     console.print(
-        f"torch {torch.__version__}, transformers {version('transformers')}, equipoise {version('equipoise')}, "
+        f"torch {torch.__version__}, transformers {version('transformers')}, equipoise "
+        f"{version('equipoise')}, "
         f"{options.threads} threads, float32, {options.shared} shared experts"
         + (", freed memory kept" if options.keep_memory else "")
     )
-    names = (*OUR_IMPLEMENTATIONS, *(f"transformers {name}" for name in THEIR_IMPLEMENTATIONS), LIMIT)
+    names = (
+        *OUR_IMPLEMENTATIONS,
+        *(f"transformers {name}" for name in THEIR_IMPLEMENTATIONS),
+        LIMIT,
+    )
     lines = []
     for shape in SHAPES:
         with OtherNeighbours() as neighbours:
             timings = run(shape, names, max(2, round(options.rounds * shape.rounds)), options)
         console.print(table(shape, timings))
-        few = run(shape._replace(T=FEW_TOKENS), ("transformers grouped_mm", "transformers batched_mm"), 5, options)
+        few = run(
+            shape._replace(T=FEW_TOKENS),
+            ("transformers grouped_mm", "transformers batched_mm"),
+            5,
+            options,
+        )
         ratio = few["transformers batched_mm"].ratio.median
-        console.print(f"transformers batched_mm, on {FEW_TOKENS} tokens: {ratio:.1f}x the time of its grouped_mm")
+        console.print(
+            f"transformers batched_mm, on {FEW_TOKENS} tokens: {ratio:.1f}x the time of its "
+            "grouped_mm"
+        )
         lines.append(verdict(shape, timings, neighbours))
     for line in lines:
         console.print(line)

@@ -1,4 +1,5 @@
-"""What balanced routing costs: beside a bare top-K, beside transformers' router and beside megatron-core's.
+"""What balanced routing costs: beside a bare top-K, beside transformers' router and beside
+megatron-core's.
 
     .venv/bin/python benchmarks/bench_routing.py                    about a minute
     .venv/bin/python benchmarks/bench_routing.py --rounds 200       steadier
@@ -8,17 +9,19 @@ Everything runs on the same logits in one process, and what is compared does the
     bare              topk of scores that were shifted beforehand, gather of the gates, int64 scatter_add of the counts
     a balancer        route (which adjusts) + tally + update, from scores; penalty(), which needs gradients, is left out
     from hidden       the same after projection and sigmoid, gates renormalised and scaled: what transformers' router does,
-                      which does not count or update. Its projection is part of its forward, so it is made small (8 numbers
-                      per token) and done on both sides.
+                      which does not count or update. Its projection is part of its forward, so it
+                      is made small (8 numbers per token) and done on both sides.
     from logits       the same after sigmoid, gates renormalised, tallies reduced over a process group of one rank: what
                       megatron-core does, which returns its gates and its choice as dense (T, E) tensors.
 
     look-ahead        scoring 2,048 kept inputs of 1,024 numbers again and tallying them: what Router.fresh_tally does
 
-Memory is malloc's business, as in anybody's training. With --keep-memory the process keeps what it frees, which is steadier
-and kinder to whoever makes the most temporaries (megatron-core's dense tensors, not us).
+Memory is malloc's business, as in anybody's training. With --keep-memory the process keeps what it
+frees, which is steadier and kinder to whoever makes the most temporaries (megatron-core's dense
+tensors, not us).
 
-Solvers of the batch itself (base, sinkhorn, bip, expert_choice) run in another class and are left out.
+Solvers of the batch itself (base, sinkhorn, bip, expert_choice) run in another class and are left
+out.
 
 Before the race each pair is checked to choose the same experts with the same gates.
 """
@@ -46,7 +49,9 @@ from equipoise.balancing import Dual
 from equipoise.layers.router import Router
 
 Call = Callable[[], object]
-Answer = Callable[[], tuple[Tensor, Tensor]]  # gives gates and experts (T, K), or both as dense (T, E)
+Answer = Callable[
+    [], tuple[Tensor, Tensor]
+]  # gives gates and experts (T, K), or both as dense (T, E)
 
 MOST_OVER_BARE = 1.15
 MOST_FOR_CURVATURE = {64: 1.6, 256: 2.0}
@@ -55,9 +60,13 @@ UPDATE_RATE = 1e-3
 SCALE = 2.5  # DeepSeek-V3's routed_scaling_factor
 HIDDEN = 8
 WIDTH = 110  # of the table, also where output goes to a file
-LEAST_AGREEMENT = 0.999  # of tokens; the rest are ties in float32, which top-K and top-(K+1) may break differently
+# of tokens; the rest are ties in float32, which top-K and top-(K+1) may break differently
+LEAST_AGREEMENT = 0.999
 
-TRANSFORMERS, FROM_HIDDEN = "transformers DeepseekV3TopkRouter", "deepseek, from the same hidden states"
+TRANSFORMERS, FROM_HIDDEN = (
+    "transformers DeepseekV3TopkRouter",
+    "deepseek, from the same hidden states",
+)
 MEGATRON, FROM_LOGITS = "megatron-core routing and bias update", "deepseek, from logits (sigmoid)"
 
 
@@ -85,7 +94,9 @@ class Batch(NamedTuple):
 
 
 def make_batch(shape: Shape, score_name: str) -> Batch:
-    """Random tokens, experts of very different popularity, and a shift half way to evening them out."""
+    """Random tokens, experts of very different popularity, and a shift half way to evening them
+    out.
+    """
     torch.manual_seed(0)
     hidden = torch.randn(shape.T, HIDDEN)
     hidden[:, 0] = 1.0  # so that the first column of the weight says how popular an expert is
@@ -128,7 +139,9 @@ def ours(name: str, batch: Batch) -> Call:
 
 def look_ahead(batch: Batch) -> Call:
     """The extra work of looking ahead; the forward's own routing and the update come on top."""
-    router = Router(1024, equipoise.balancer("deepseek", batch.shape.E, top_k=batch.shape.K), look_ahead=2048)
+    router = Router(
+        1024, equipoise.balancer("deepseek", batch.shape.E, top_k=batch.shape.K), look_ahead=2048
+    )
     sample = router(torch.randn(batch.shape.T, 1024)).sample
     return lambda: router.fresh_tally(sample)
 
@@ -173,7 +186,9 @@ def transformers_router(batch: Batch) -> Answer:
 
 
 def ours_from_logits(batch: Batch) -> Answer:
-    """The counterpart of megatron-core: reduce() is in it since their update has its all_reduce inside."""
+    """The counterpart of megatron-core: reduce() is in it since their update has its all_reduce
+    inside.
+    """
     (_, E, K), sigmoid = batch.shape, equipoise.score_function("sigmoid")
     balancer = rewind(equipoise.balancer("deepseek", E, top_k=K, update_rate=UPDATE_RATE), batch)
 
@@ -188,10 +203,17 @@ def ours_from_logits(batch: Batch) -> Answer:
 
 
 def megatron_router(batch: Batch) -> Answer:
-    """As TopKRouter and finalize_model_grads call them: counts add up in a float32 buffer, then the bias moves."""
+    """As TopKRouter and finalize_model_grads call them: counts add up in a float32 buffer, then the
+    bias moves.
+    """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that Transformer Engine and Apex, for GPUs only, are not installed
-        from megatron.core.transformer.moe.moe_utils import get_updated_expert_bias, topk_routing_with_score_function
+        warnings.simplefilter(
+            "ignore"
+        )  # that Transformer Engine and Apex, for GPUs only, are not installed
+        from megatron.core.transformer.moe.moe_utils import (
+            get_updated_expert_bias,
+            topk_routing_with_score_function,
+        )
     start_one_rank()
     bias, counts = batch.shift.clone(), torch.zeros(batch.shape.E)
 
@@ -218,10 +240,12 @@ def start_one_rank() -> None:
 
 
 def rewind(balancer: equipoise.Balancer, batch: Batch) -> equipoise.Balancer:
-    """Set the shift, where there is one, to the batch's, so that everybody ranks the same numbers in every round.
+    """Set the shift, where there is one, to the batch's, so that everybody ranks the same numbers
+    in every round.
 
-    torch.topk is a seventh faster on balanced scores (64 experts), which would favour whoever balances in a few rounds.
-    It is part of the timed call, at its end, where it takes a few microseconds.
+    torch.topk is a seventh faster on balanced scores (64 experts), which would favour whoever
+    balances in a few rounds. It is part of the timed call, at its end, where it takes a few
+    microseconds.
     """
     if isinstance(balancer, Dual):
         balancer.shift.copy_(batch.shift)
@@ -238,20 +262,30 @@ RIVALS: dict[tuple[str, str], tuple[Callable[[Batch], Answer], Callable[[Batch],
 def field(batch: Batch, console: Console) -> dict[str, Call]:
     """Everybody who can start, bare first and deepseek second."""
     names = sorted(CAUSAL, key=lambda name: name != "deepseek")
-    contestants: dict[str, Call] = {"bare": bare(batch), **{name: ours(name, batch) for name in names}}
+    contestants: dict[str, Call] = {
+        "bare": bare(batch),
+        **{name: ours(name, batch) for name in names},
+    }
     contestants[LOOK_AHEAD] = look_ahead(batch)
     for (theirs, counterpart), (make_theirs, make_ours) in RIVALS.items():
         try:
             rival = make_theirs(batch)
         except ImportError as error:
-            console.print(f"{theirs.split()[0]} cannot be imported and is left out: {error}", style="yellow")
+            console.print(
+                f"{theirs.split()[0]} cannot be imported and is left out: {error}", style="yellow"
+            )
             continue
         equal = make_ours(batch)
         contestants |= {counterpart: equal, theirs: rival}
         share = agreement(equal(), rival(), batch.shape)
-        console.print(f"{theirs.split()[0]} and equipoise give {share:.2%} of tokens the same experts and gates.")
+        console.print(
+            f"{theirs.split()[0]} and equipoise give {share:.2%} of tokens the same experts and "
+            "gates."
+        )
         if share < LEAST_AGREEMENT:
-            raise AssertionError(f"{theirs} and {counterpart} do not compute the same thing: nothing to compare")
+            raise AssertionError(
+                f"{theirs} and {counterpart} do not compute the same thing: nothing to compare"
+            )
     return contestants
 
 
@@ -262,7 +296,11 @@ def agreement(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], shape: S
 
 
 def _dense(gates: Tensor, experts: Tensor, shape: Shape) -> Tensor:
-    return gates if experts.dtype == torch.bool else torch.zeros(shape.T, shape.E).scatter_(1, experts, gates)
+    return (
+        gates
+        if experts.dtype == torch.bool
+        else torch.zeros(shape.T, shape.E).scatter_(1, experts, gates)
+    )
 
 
 def table(shape: Shape, timings: dict[str, Timing]) -> Table:
@@ -286,7 +324,11 @@ def verdicts(shape: Shape, timings: dict[str, Timing]) -> list[str]:
     """A line per target: what it is, what was measured, whether it is met."""
     over_bare = timings["deepseek"].ratio.median
     results: list[tuple[str, str, bool | None]] = [
-        (f"deepseek at most {MOST_OVER_BARE}x bare", f"{over_bare:.3f}x", over_bare <= MOST_OVER_BARE)
+        (
+            f"deepseek at most {MOST_OVER_BARE}x bare",
+            f"{over_bare:.3f}x",
+            over_bare <= MOST_OVER_BARE,
+        )
     ]
     most, curvature = MOST_FOR_CURVATURE[shape.E], timings["curvature"].ratio.median
     results.append((f"curvature at most {most}x bare", f"{curvature:.3f}x", curvature <= most))
@@ -306,15 +348,25 @@ def _verdict(met: bool | None) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=50, help="how often each contestant runs (default: 50)")
-    parser.add_argument("--scores", choices=("sigmoid", "softmax"), default="sigmoid", help="for the rows from scores")
-    parser.add_argument("--keep-memory", action="store_true", help="do not give freed memory back to the system")
+    parser.add_argument(
+        "--rounds", type=int, default=50, help="how often each contestant runs (default: 50)"
+    )
+    parser.add_argument(
+        "--scores",
+        choices=("sigmoid", "softmax"),
+        default="sigmoid",
+        help="for the rows from scores",
+    )
+    parser.add_argument(
+        "--keep-memory", action="store_true", help="do not give freed memory back to the system"
+    )
     arguments = parser.parse_args()
     kept = arguments.keep_memory and keep_memory()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     console = Console(highlight=False, soft_wrap=True, width=WIDTH)
     console.print(
-        f"torch {torch.__version__}, equipoise {version('equipoise')}, {torch.get_num_threads()} threads, "
+        f"torch {torch.__version__}, equipoise {version('equipoise')}, {torch.get_num_threads()} "
+        "threads, "
         f"{arguments.rounds} rounds, {arguments.scores} scores, no gradients, "
         f"freed memory {'kept' if kept else 'given back as malloc pleases'}"
     )
@@ -327,8 +379,10 @@ def main() -> None:
         doubt = " (on a busy machine: not to be trusted)" if neighbours.busy else ""
         lines += [line + doubt for line in verdicts(shape, timings)]
     console.print(
-        "from hidden states: projection, sigmoid, gates renormalised and scaled on both sides; only ours counts and updates."
-        "\nfrom logits: sigmoid, gates renormalised, counts, a sum over one rank and the update on both sides."
+        "from hidden states: projection, sigmoid, gates renormalised and scaled on both sides; "
+        "only ours counts and updates."
+        "\nfrom logits: sigmoid, gates renormalised, counts, a sum over one rank and the update "
+        "on both sides."
     )
     for line in lines:
         console.print(line)

@@ -1,9 +1,11 @@
-"""The exact optimum: against OR-tools' min-cost flow, and how time grows with tokens. One loads pass against torch's.
+"""The exact optimum: against OR-tools' min-cost flow, and how time grows with tokens. One loads
+pass against torch's.
 
     python benchmarks/bench_solve.py [--quick]
 
-Scores are softmax of Gaussian logits with a mean of 0.7 N(0, 1) for each expert. Every contestant's memory is measured in
-a process of its own: peak resident size above what it was with the scores in memory.
+Scores are softmax of Gaussian logits with a mean of 0.7 N(0, 1) for each expert. Every contestant's
+memory is measured in a process of its own: peak resident size above what it was with the scores in
+memory.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from rich.table import Table
 
 import equipoise
 from benchmarks.timing import Neighbours, race
-from equipoise.assignment import topk
+from equipoise.optimum import topk
 
 MEANS_SEED = 1000  # the experts' means are the same in every batch, as in a training
 SHAPES = ((262_144, 256, 8), (1_048_576, 64, 6))
@@ -35,8 +37,12 @@ SIZES = (16_384, 65_536, 262_144, 1_048_576)
 
 
 def make_scores(tokens: int, experts: int, seed: int = 0) -> np.ndarray:
-    means = np.random.default_rng(MEANS_SEED).normal(size=experts).astype(np.float32) * np.float32(0.7)
-    logits = np.random.default_rng(seed).standard_normal((tokens, experts), dtype=np.float32) + means
+    means = np.random.default_rng(MEANS_SEED).normal(size=experts).astype(np.float32) * np.float32(
+        0.7
+    )
+    logits = (
+        np.random.default_rng(seed).standard_normal((tokens, experts), dtype=np.float32) + means
+    )
     scores = np.exp(logits - logits.max(axis=1, keepdims=True))
     return scores / scores.sum(axis=1, keepdims=True)
 
@@ -61,7 +67,9 @@ def solve_by_flow(scores: np.ndarray, top_k: int) -> float:
 def resident_bytes(which: str) -> int:
     """VmRSS, now, or VmHWM, the most since `forget_the_peak`."""
     status = Path("/proc/self/status").read_text()
-    return 1024 * int(next(line for line in status.splitlines() if line.startswith(which)).split()[1])
+    return 1024 * int(
+        next(line for line in status.splitlines() if line.startswith(which)).split()[1]
+    )
 
 
 def forget_the_peak() -> int:
@@ -79,8 +87,14 @@ def contestant(name: str, tokens: int, experts: int, top_k: int) -> None:
         value = solve_by_flow(scores, top_k)
         seconds = [time.perf_counter() - start]
     else:
-        equipoise.solve(make_scores(4096, experts), top_k)  # kernels from the cache, threads started
-        shift = equipoise.solve(make_scores(tokens, experts, seed=1), top_k).shift if name == "warm" else None
+        equipoise.solve(
+            make_scores(4096, experts), top_k
+        )  # kernels from the cache, threads started
+        shift = (
+            equipoise.solve(make_scores(tokens, experts, seed=1), top_k).shift
+            if name == "warm"
+            else None
+        )
         before = forget_the_peak()
         runs = [equipoise.solve(scores, top_k, shift=shift)]
     memory = resident_bytes("VmHWM") - before
@@ -92,8 +106,18 @@ def contestant(name: str, tokens: int, experts: int, top_k: int) -> None:
 
 
 def apart(name: str, tokens: int, experts: int, top_k: int) -> dict[str, float]:
-    command = [sys.executable, __file__, "--contestant", name, str(tokens), str(experts), str(top_k)]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    command = [
+        sys.executable,
+        __file__,
+        "--contestant",
+        name,
+        str(tokens),
+        str(experts),
+        str(top_k),
+    ]
+    return json.loads(
+        subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
+    )
 
 
 def verdict(ok: bool) -> str:
@@ -103,7 +127,13 @@ def verdict(ok: bool) -> str:
 def against_the_flow(console: Console, tokens: int) -> None:
     E, K = 64, 6
     rows = {name: apart(name, tokens, E, K) for name in ("flow", "cold", "warm")}
-    table = Table("solver", "seconds", "x faster than the flow", "memory beyond the scores", "value - the flow's")
+    table = Table(
+        "solver",
+        "seconds",
+        "x faster than the flow",
+        "memory beyond the scores",
+        "value - the flow's",
+    )
     for name, label in (
         ("flow", "OR-tools min-cost flow"),
         ("cold", "equipoise"),
@@ -122,10 +152,15 @@ def against_the_flow(console: Console, tokens: int) -> None:
     cold, warm = (rows["flow"]["seconds"] / rows[name]["seconds"] for name in ("cold", "warm"))
     console.print(f"{verdict(cold >= 20)}   at least 20x the flow: {cold:.0f}")
     console.print(f"{verdict(warm >= 40)}   from the last batch's shift at least 40x: {warm:.0f}")
-    console.print(f"{verdict(rows['cold']['memory'] <= 5e8)}   at most 500 MB: {rows['cold']['memory'] / 1e6:,.0f} MB")
+    console.print(
+        f"{verdict(rows['cold']['memory'] <= 5e8)}   at most 500 MB: "
+        f"{rows['cold']['memory'] / 1e6:,.0f} MB"
+    )
 
 
-def growth(console: Console, sizes: tuple[int, ...], shapes: tuple[tuple[int, int, int], ...]) -> None:
+def growth(
+    console: Console, sizes: tuple[int, ...], shapes: tuple[tuple[int, int, int], ...]
+) -> None:
     table = Table("T", "E", "K", "seconds")
     times = {}
     for T, E, K in [*((T, 64, 6) for T in sizes), *(shape for shape in shapes if shape[1] != 64)]:
@@ -134,7 +169,9 @@ def growth(console: Console, sizes: tuple[int, ...], shapes: tuple[tuple[int, in
     console.print(table)
     first, last = sizes[0], sizes[-1]
     exponent = math.log(times[last, 64] / times[first, 64]) / math.log(last / first)
-    console.print(f"{verdict(exponent <= 1.1)}   time grows as T to the power of at most 1.1: {exponent:.2f}")
+    console.print(
+        f"{verdict(exponent <= 1.1)}   time grows as T to the power of at most 1.1: {exponent:.2f}"
+    )
 
 
 def one_pass(console: Console, tokens: int) -> None:
@@ -151,11 +188,15 @@ def one_pass(console: Console, tokens: int) -> None:
     against = race({"loads_under": ours, "torch.topk + bincount": counted_by_torch}, rounds=20)
     time.sleep(
         1
-    )  # torch's threads spin for a while after they have worked, and would take the second core from the others
+        # torch's threads spin for a while after they have worked, and would take the second core from
+        # the others
+    )
     timings = race(
         {
             "loads_under": ours,
-            "reading once, all threads": lambda: topk.in_parts(tokens, lambda a, b: scores[a:b].sum()),
+            "reading once, all threads": lambda: topk.in_parts(
+                tokens, lambda a, b: scores[a:b].sum()
+            ),
             "reading once, one thread": scores.sum,
             "boundary (Newton's pass)": lambda: topk.boundary(scores, shift, K),
             "choice (experts written)": lambda: topk.choice(scores, shift, K),
@@ -163,7 +204,10 @@ def one_pass(console: Console, tokens: int) -> None:
         rounds=20,
     )
     table = Table(f"one pass, T = {tokens:,}, E = {E}, K = {K}", "median ms", "x loads_under")
-    for name, timing in {**timings, "torch.topk + bincount": against["torch.topk + bincount"]}.items():
+    for name, timing in {
+        **timings,
+        "torch.topk + bincount": against["torch.topk + bincount"],
+    }.items():
         table.add_row(name, f"{timing.median_ms:.1f}", f"{timing.ratio.median:.2f}")
     console.print(table)
     faster = against["torch.topk + bincount"].ratio.median
@@ -174,27 +218,36 @@ def one_pass(console: Console, tokens: int) -> None:
 
 
 def start(console: Console) -> None:
-    """A second process: how long from the start of Python to the first solution, and to the solver's first line."""
+    """A second process: how long from the start of Python to the first solution, and to the
+    solver's first line.
+    """
     program = (
         "import time; begin = time.perf_counter()\n"
         "import numpy as np, equipoise\n"
         "lines = []\n"
         "scores = np.random.default_rng(0).random((10000, 64), dtype=np.float32)\n"
-        "equipoise.solve(scores, 6, progress=lambda line: lines.append(time.perf_counter() - begin))\n"
+        "equipoise.solve(scores, 6, progress=lambda line: lines.append(time.perf_counter() - "
+        "begin))\n"
         "print(lines[0], time.perf_counter() - begin)"
     )
     runs = [
-        subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True) for _ in range(4)
+        subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+        for _ in range(4)
     ]
-    first, done = (statistics.median(float(run.stdout.split()[i]) for run in runs[1:]) for i in (0, 1))
+    first, done = (
+        statistics.median(float(run.stdout.split()[i]) for run in runs[1:]) for i in (0, 1)
+    )
     console.print(
-        f"{verdict(first < 1)}   a process with kernels in the cache begins to solve within 1 s: {first:.2f} s"
+        f"{verdict(first < 1)}   a process with kernels in the cache begins to solve within 1 s: "
+        f"{first:.2f} s"
     )
     console.print(f"       and has solved 10,000 tokens after {done:.2f} s")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="a sixteenth of the tokens")
     parser.add_argument("--contestant", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -204,11 +257,17 @@ def main() -> None:
         return
     console = Console()
     small = 16 if options.quick else 1
-    with Neighbours() as neighbours:  # not around the rest: the contestants' own processes would be others to it
+    with (
+        Neighbours() as neighbours
+    ):  # not around the rest: the contestants' own processes would be others to it
         one_pass(console, 262_144 // small)
     console.print(f"others took {100 * neighbours.share:.0f}% of the processors")
     against_the_flow(console, 262_144 // small)
-    growth(console, tuple(size // small for size in SIZES), tuple((T // small, E, K) for T, E, K in SHAPES))
+    growth(
+        console,
+        tuple(size // small for size in SIZES),
+        tuple((T // small, E, K) for T, E, K in SHAPES),
+    )
     start(console)
 
 

@@ -22,9 +22,9 @@ from time import perf_counter
 import numpy as np
 from timing import Neighbours
 
-from equipoise.assignment.densities import Beta
-from equipoise.assignment.expected import Expected
-from equipoise.assignment.iterate import FixedScores, Path, choose, deepseek, iterate, iterate_fast
+from equipoise.expected.dual import Expected
+from equipoise.expected.laws import Beta
+from equipoise.optimum.loop import FixedScores, Path, choose, deepseek, iterate, iterate_fast
 from equipoise.trace import TraceWriter
 
 T, E, K, RATE = 16_384, 64, 6, 1e-4
@@ -57,7 +57,11 @@ def loop(steps: int) -> Iterator[str]:
         places = range(0, steps, steps // 8)
         slow = [seconds(partial(_screen, problem, path, at)) for at in places]
         ratio = float(np.median(slow)) * steps / fast
-        yield verdict(f"loop, {name}, {steps} steps in {fast:.1f} s: at least 20x the numpy screen", ratio, ratio >= 20)
+        yield verdict(
+            f"loop, {name}, {steps} steps in {fast:.1f} s: at least 20x the numpy screen",
+            ratio,
+            ratio >= 20,
+        )
 
 
 def _screen(problem: FixedScores, path: Path, at: int) -> None:
@@ -68,7 +72,10 @@ def _screen(problem: FixedScores, path: Path, at: int) -> None:
 
 def expected(draws: int) -> Iterator[str]:
     dice = np.random.default_rng(0)
-    law, shift = Beta(dice.uniform(4, 8, 256), dice.uniform(4, 8, 256)), 0.05 * dice.normal(size=256)
+    law, shift = (
+        Beta(dice.uniform(4, 8, 256), dice.uniform(4, 8, 256)),
+        0.05 * dice.normal(size=256),
+    )
     reference = Expected(law, 8, tolerance=1e-14).at(shift)
     times = {}
     for tolerance in (1e-10, 1e-4):
@@ -88,7 +95,9 @@ def expected(draws: int) -> Iterator[str]:
     error = float(np.sqrt(np.mean((share - reference.selection_probability) ** 2)))
     needed = taken * (error / 1e-4) ** 2
     ratio = needed / times[1e-4]
-    yield verdict(f"Monte Carlo needs {needed:.0f} s for 1e-4 (rms): at least 100x ours", ratio, ratio >= 100)
+    yield verdict(
+        f"Monte Carlo needs {needed:.0f} s for 1e-4 (rms): at least 100x ours", ratio, ratio >= 100
+    )
 
 
 def _both(law: Beta, shift: np.ndarray, tolerance: float) -> None:
@@ -106,9 +115,16 @@ def monte_carlo(law: Beta, shift: np.ndarray, draws: int) -> tuple[np.ndarray, f
 
 def trace(records: int) -> Iterator[str]:
     dice = np.random.default_rng(0)
-    fields = {"shift": np.zeros(E, np.float32), "shift_after": np.zeros(E, np.float32), "loads": np.arange(E)}
+    fields = {
+        "shift": np.zeros(E, np.float32),
+        "shift_after": np.zeros(E, np.float32),
+        "loads": np.arange(E),
+    }
     fields |= {"step_size": np.ones(E), "scores": dice.random((64, E), np.float32)}
-    with tempfile.TemporaryDirectory() as folder, TraceWriter(f"{folder}/trace", top_k=K, layers=1) as writer:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        TraceWriter(f"{folder}/trace", top_k=K, layers=1) as writer,
+    ):
         start = perf_counter()
         for step in range(records):
             writer.append(step, 0, **fields)
@@ -121,7 +137,9 @@ def verdict(target: str, measured: float, met: bool, unit: str = "x") -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="fewer steps and draws")
     options = parser.parse_args()
     with Neighbours() as neighbours:

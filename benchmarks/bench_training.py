@@ -1,16 +1,20 @@
-"""A whole training step of `small` beside the same architecture from transformers; what balancing takes of it; where time goes.
+"""A whole training step of `small` beside the same architecture from transformers; what balancing
+takes of it; where time goes.
 
     .venv/bin/python benchmarks/bench_training.py                  some minutes
     .venv/bin/python benchmarks/bench_training.py --threads 1      steadier where other jobs hold a core
     .venv/bin/python benchmarks/bench_training.py --rounds 5       a quick look
 
-The twin is GLM-4-MoE (transformers), which with its extras off is our model: rotary multi-head attention, SwiGLU, one dense
-layer, shared experts, sigmoid gates. Both sides start from the same weights, read the same tokens, and do what a step of
-training does: forward, loss, backward, clip, fused AdamW. Ours also counts and balances. The first losses are compared, and
-each side has a process of its own (see bench_moe.py for why). transformers runs with each implementation of its experts, ours
-as `equipoise train` does it and once more without lanes, where both give all threads to one operation after the other.
+The twin is GLM-4-MoE (transformers), which with its extras off is our model: rotary multi-head
+attention, SwiGLU, one dense layer, shared experts, sigmoid gates. Both sides start from the same
+weights, read the same tokens, and do what a step of training does: forward, loss, backward, clip,
+fused AdamW. Ours also counts and balances. The first losses are compared, and each side has a
+process of its own (see bench_moe.py for why). transformers runs with each implementation of its
+experts, ours as `equipoise train` does it and once more without lanes, where both give all threads
+to one operation after the other.
 
-Balancing is what `tally`, `reduce` and `update` take, all layers together, of a step of ours without lanes.
+Balancing is what `tally`, `reduce` and `update` take, all layers together, of a step of ours
+without lanes.
 """
 
 from __future__ import annotations
@@ -39,8 +43,8 @@ from torch.profiler import ProfilerActivity, profile
 from equipoise.balancing import Balancer
 from equipoise.training import preset
 from equipoise.training.config import Config
-from equipoise.training.corpus import Corpus
-from equipoise.training.distributed import World
+from equipoise.training.data.corpus import Corpus
+from equipoise.training.ranks import World
 from equipoise.training.trainer import Trainer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -55,13 +59,17 @@ BALANCERS = ("deepseek", "quantile", "curvature")
 def config(balancer: str = "deepseek") -> Config:
     """`small`, with the gates of the twin."""
     chosen = preset("small", balancer=balancer)
-    return dataclasses.replace(chosen, model=dataclasses.replace(chosen.model, score="sigmoid", renormalize=True))
+    return dataclasses.replace(
+        chosen, model=dataclasses.replace(chosen.model, score="sigmoid", renormalize=True)
+    )
 
 
 def trainer(balancer: str = "deepseek", lanes: int | None = 1) -> Trainer:
     """With random tokens: speed does not depend on them, and nothing has to be prepared."""
     chosen = dataclasses.replace(config(balancer), lanes=lanes)
-    tokens = np.random.default_rng(0).integers(0, chosen.model.vocab_size, 200_000).astype(np.uint16)
+    tokens = (
+        np.random.default_rng(0).integers(0, chosen.model.vocab_size, 200_000).astype(np.uint16)
+    )
     corpus = Corpus("random", Path(), "", chosen.model.vocab_size, tokens, tokens)
     return Trainer(chosen, corpus, World(0, 1, torch.device("cpu")))
 
@@ -176,40 +184,62 @@ def where_time_goes(steps: int = 3, rows: int = 12) -> Table:
     total = sum(event.self_cpu_time_total for event in events)
     table = Table(title="Where a step of ours goes, without lanes", title_justify="left")
     for heading in ("operation", "share", "ms a step", "calls a step"):
-        table.add_column(heading, justify="left" if heading == "operation" else "right", no_wrap=True)
+        table.add_column(
+            heading, justify="left" if heading == "operation" else "right", no_wrap=True
+        )
     for event in events[:rows]:
         own = event.self_cpu_time_total
-        table.add_row(event.key[:48], f"{own / total:.1%}", f"{own / steps / 1e3:.1f}", f"{event.count / steps:.0f}")
+        table.add_row(
+            event.key[:48],
+            f"{own / total:.1%}",
+            f"{own / steps / 1e3:.1f}",
+            f"{event.count / steps:.0f}",
+        )
     return table
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: all cores")
-    parser.add_argument("--rounds", type=int, default=12, help="steps of each (default: %(default)s)")
+    parser.add_argument(
+        "--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: all cores"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=12, help="steps of each (default: %(default)s)"
+    )
     options = parser.parse_args()
     console, chosen = Console(highlight=False, soft_wrap=True, width=110), config()
     tokens = chosen.batch_size * chosen.model.sequence_length
     console.print(
-        f"torch {torch.__version__}, transformers {version('transformers')}, equipoise {version('equipoise')}, "
+        f"torch {torch.__version__}, transformers {version('transformers')}, equipoise "
+        f"{version('equipoise')}, "
         f"{options.threads} threads, float32, `small` with sigmoid gates, {tokens:,} tokens a step"
     )
     with OtherNeighbours() as neighbours:
         timings = compete(options.rounds, options.threads)
     table = Table()
     for heading in ("a training step", "median ms", "tokens/s", "x ours", "quartiles"):
-        table.add_column(heading, justify="left" if heading == "a training step" else "right", no_wrap=True)
+        table.add_column(
+            heading, justify="left" if heading == "a training step" else "right", no_wrap=True
+        )
     for name, timing in timings.items():
         speed = f"{tokens / timing.median_ms * 1e3:,.0f}"
         ratio = timing.ratio
         table.add_row(
-            name, f"{timing.median_ms:.0f}", speed, f"{ratio.median:.2f}", f"{ratio.lower:.2f} - {ratio.upper:.2f}"
+            name,
+            f"{timing.median_ms:.0f}",
+            speed,
+            f"{ratio.median:.2f}",
+            f"{ratio.lower:.2f} - {ratio.upper:.2f}",
         )
     console.print(table)
     torch.set_num_threads(options.threads)
     shares = {name: balancing_share(name, options.rounds) for name in BALANCERS}
     console.print(where_time_goes())
-    doubt = f" (others took {neighbours.share:.0%} of the machine: not to be trusted)" if neighbours.busy else ""
+    doubt = (
+        f" (others took {neighbours.share:.0%} of the machine: not to be trusted)"
+        if neighbours.busy
+        else ""
+    )
     best = min(THEIRS, key=lambda name: timings[name].median_ms)
     speedup = timings[best].ratio.median
     passed = "[green]PASS[/]" if speedup >= TARGET else "[red]MISSED[/]"
@@ -217,7 +247,8 @@ def main() -> None:
     for name, share in shares.items():
         passed = "[green]PASS[/]" if share <= BALANCING_TARGET else "[red]MISSED[/]"
         console.print(
-            f"balancing by {name} takes at most {BALANCING_TARGET:.0%} of a step: {share:.2%}: {passed}{doubt}"
+            f"balancing by {name} takes at most {BALANCING_TARGET:.0%} of a step: {share:.2%}: "
+            f"{passed}{doubt}"
         )
 
 

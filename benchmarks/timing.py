@@ -1,11 +1,14 @@
-"""Timing on a machine that does other things too: contestants race in rounds, and only rounds are compared.
+"""Timing on a machine that does other things too: contestants race in rounds, and only rounds are
+compared.
 
-A slow second of the machine slows a whole round, so the ratio of two contestants *within* a round is steadier than either
-time. What is reported is the median of those ratios, with the quartiles beside it as a sign of the noise that is left.
+A slow second of the machine slows a whole round, so the ratio of two contestants *within* a round
+is steadier than either time. What is reported is the median of those ratios, with the quartiles
+beside it as a sign of the noise that is left.
 
-That does not help against a neighbour who holds a core all the time: each parallel operation then waits for its slowest
-thread until the scheduler gives it a turn, so that many short operations seem far slower than one long one. `Neighbours`
-measures that, so that a result can be thrown away. The fastest rounds are the better witness then.
+That does not help against a neighbour who holds a core all the time: each parallel operation then
+waits for its slowest thread until the scheduler gives it a turn, so that many short operations seem
+far slower than one long one. `Neighbours` measures that, so that a result can be thrown away. The
+fastest rounds are the better witness then.
 """
 
 from __future__ import annotations
@@ -63,7 +66,8 @@ class Timing:
 
 
 class Neighbours:
-    """What share of this machine's processors others took during a block. 0 where the system does not say (not Linux).
+    """What share of this machine's processors others took during a block. 0 where the system does
+    not say (not Linux).
 
     Example:
         >>> with Neighbours() as neighbours:
@@ -79,7 +83,9 @@ class Neighbours:
         return self
 
     def __exit__(self, *_: object) -> None:
-        taken, wall = (now - before for now, before in zip((_others_seconds(), perf_counter()), self._before))
+        taken, wall = (
+            now - before for now, before in zip((_others_seconds(), perf_counter()), self._before)
+        )
         self.share = max(0.0, taken / wall / (os.cpu_count() or 1))
 
     @property
@@ -88,10 +94,12 @@ class Neighbours:
 
 
 def keep_memory() -> bool:
-    """Let this process keep freed memory instead of handing it back to the system; False where malloc cannot be told.
+    """Let this process keep freed memory instead of handing it back to the system; False where
+    malloc cannot be told.
 
-    glibc returns large blocks when they are freed, or not, depending on what else was allocated before. Where it does, every
-    temporary tensor pays for its pages anew, which can double a contestant's time in one run and not in the next.
+    glibc returns large blocks when they are freed, or not, depending on what else was allocated
+    before. Where it does, every temporary tensor pays for its pages anew, which can double a
+    contestant's time in one run and not in the next.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -102,11 +110,12 @@ def keep_memory() -> bool:
 def race(contestants: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, Timing]:
     """Time every contestant once per round, and compare each with the first.
 
-    Rounds are shuffled, always alike: in a fixed order a contestant would always find the caches as the same neighbour left
-    them. Garbage is collected before the race and not during it.
+    Rounds are shuffled, always alike: in a fixed order a contestant would always find the caches as
+    the same neighbour left them. Garbage is collected before the race and not during it.
 
     Example:
-        >>> timings = race({"bare": lambda: sum(range(1000)), "ours": lambda: sum(range(2000))}, rounds=20)
+        >>> timings = race({"bare": lambda: sum(range(1000)), "ours": lambda: sum(range(2000))},
+            rounds=20)
         >>> timings["ours"].ratio.median > timings["bare"].ratio.median
         True
     """
@@ -126,9 +135,13 @@ def race(contestants: Mapping[str, Callable[[], object]], rounds: int) -> dict[s
 
 
 def _others_seconds() -> float:
-    """Processor time since boot that was neither ours nor idle; a hypervisor's other guests count too."""
+    """Processor time since boot that was neither ours nor idle; a hypervisor's other guests count
+    too.
+    """
     try:
-        _, user, nice, system, _, _, *interrupts_and_stolen = Path("/proc/stat").read_text().splitlines()[0].split()[:9]
+        _, user, nice, system, _, _, *interrupts_and_stolen = (
+            Path("/proc/stat").read_text().splitlines()[0].split()[:9]
+        )
     except OSError:
         return 0.0
     ticks = sum(map(int, (user, nice, system, *interrupts_and_stolen)))

@@ -18,9 +18,13 @@ for step in range(31):
     tally = 0
     for _ in range(2):  # two micro-batches make one optimizer step
         hidden = torch.randn(8, 128, WIDTH) + common
-        padding = torch.arange(128) >= torch.randint(64, 129, (8, 1))  # True where a token is padding
+        padding = torch.arange(128) >= torch.randint(
+            64, 129, (8, 1)
+        )  # True where a token is padding
         scores = sigmoid(gate(hidden))
-        routing = equipoise.route(scores, TOP_K, choose_by=balancer.adjust(scores), mask=padding, renormalize=True)
+        routing = equipoise.route(
+            scores, TOP_K, choose_by=balancer.adjust(scores), mask=padding, renormalize=True
+        )
         output = (routing.gates.unsqueeze(-1) * experts[routing.experts]).sum(1)
         loss = (output - hidden.flatten(0, 1)).square().mean()
         loss.backward()
@@ -31,4 +35,7 @@ for step in range(31):
     if step % 10 == 0:
         measured = equipoise.metrics(tally.loads)
         idle = equipoise.idle_share(tally.forwards, devices=8)
-        print(f"step {step:2d}  loss {loss:.3f}  imbalance {measured['imbalance']:.3f}  idle on 8 devices {idle:.1%}")
+        print(
+            f"step {step:2d}  loss {loss:.3f}  imbalance {measured['imbalance']:.3f}  idle on 8 "
+            f"devices {idle:.1%}"
+        )

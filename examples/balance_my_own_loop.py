@@ -28,7 +28,9 @@ config = Glm4MoeConfig(
 model = Glm4MoeForCausalLM(config).train()  # yours: from_pretrained(...)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-balancing = equipoise.balance(model, "curvature")  # or "deepseek", update_rate=1e-3, or any other with a shift
+balancing = equipoise.balance(
+    model, "curvature"
+)  # or "deepseek", update_rate=1e-3, or any other with a shift
 print(balancing)  # what was found
 
 for step in range(30):
@@ -41,7 +43,11 @@ for step in range(30):
     optimizer.zero_grad()
     if step % 10 == 0:
         measured = balancing.metrics()
-        print(f"step {step:2d}  imbalance {measured['imbalance']:.3f}  max violation {measured['max_violation']:.3f}")
+        print(
+            f"step {step:2d}  imbalance {measured['imbalance']:.3f}  max violation "
+            f"{measured['max_violation']:.3f}"
+        )
 
 print(balancing.report())
-balancing.detach()  # the model as it was, with its biases moved: model.save_pretrained(...) keeps them
+# the model as it was, with its biases moved: model.save_pretrained(...) keeps them
+balancing.detach()

@@ -43,7 +43,14 @@ class Model(lightning.LightningModule):
 rows = text[:8192].view(-1, 32)
 module = Model()
 balancing = equipoise.balance(module, "quantile")
-quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-trainer = lightning.Trainer(max_steps=20, accelerator="cpu", callbacks=[balancing.lightning_callback()], **quiet)
+quiet = {
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": False,
+}
+trainer = lightning.Trainer(
+    max_steps=20, accelerator="cpu", callbacks=[balancing.lightning_callback()], **quiet
+)
 trainer.fit(module, torch.utils.data.DataLoader(rows, batch_size=8))
 print(balancing.report())

@@ -1,4 +1,6 @@
-"""Balance a model that is fine-tuned with LoRA. An adapter does not hold the biases: a sidecar file does."""
+"""Balance a model that is fine-tuned with LoRA. An adapter does not hold the biases: a sidecar file
+does.
+"""
 
 import tempfile
 from pathlib import Path
@@ -35,7 +37,9 @@ def base():
 
 model = get_peft_model(base(), LoraConfig(r=4, target_modules=["q_proj", "o_proj"])).train()
 optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-3)
-balancing = equipoise.balance(model, "deepseek", update_rate=2e-3, optimizer=optimizer)  # steps by itself
+balancing = equipoise.balance(
+    model, "deepseek", update_rate=2e-3, optimizer=optimizer
+)  # steps by itself
 
 for _ in range(20):
     starts = torch.randint(0, len(text) - 64, (8,))

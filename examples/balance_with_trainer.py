@@ -1,4 +1,6 @@
-"""Balance a Hugging Face model under transformers' Trainer. Checkpoints hold the balancers' state, and resuming finds it."""
+"""Balance a Hugging Face model under transformers' Trainer. Checkpoints hold the balancers' state,
+and resuming finds it.
+"""
 
 import tempfile
 from pathlib import Path

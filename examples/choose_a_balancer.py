@@ -1,4 +1,6 @@
-"""Record the scores of a Hugging Face model over text, compare balancers on them, and be advised. Nothing is trained."""
+"""Record the scores of a Hugging Face model over text, compare balancers on them, and be advised.
+Nothing is trained.
+"""
 
 import tempfile
 from pathlib import Path
@@ -8,8 +10,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from equipoise.arena import catalogue
 from equipoise.arena.contest import contest, plan
+from equipoise.arena.streams import catalogue
 from equipoise.arena.tune import advise
 from equipoise.integrations.huggingface.recording import record_model
 
@@ -35,8 +37,11 @@ with tempfile.TemporaryDirectory() as name:
     text.write_text("\n".join(topics.values()))  # any text
     model = small_model(place / "model", text)
 
-    # equipoise record MODEL_DIR --text manual.txt --steps 40 --batch-size 16 --sequence-length 64 --out scores
-    trace = record_model(model, place / "scores", data=str(text), batches=40, batch_size=16, sequence_length=64)
+    # equipoise record MODEL_DIR --text manual.txt --steps 40 --batch-size 16 --sequence-length 64
+    # --out scores
+    trace = record_model(
+        model, place / "scores", data=str(text), batches=40, batch_size=16, sequence_length=64
+    )
     print(f"recorded {len(trace.steps(0))} batches of {', '.join(trace.layers)}")
 
     # equipoise arena scores:model.layers.1.mlp --balancers none deepseek quantile curvature
@@ -45,7 +50,8 @@ with tempfile.TemporaryDirectory() as name:
     for result in sorted(results, key=lambda each: each.steady_imbalance):
         rate = "" if result.rate is None else f"{result.rate:g}"
         print(
-            f"{result.balancer:10} {rate:6} imbalance {result.steady_imbalance:.3f}  affinity {result.affinity_kept:.3f}"
+            f"{result.balancer:10} {rate:6} imbalance {result.steady_imbalance:.3f}  affinity "
+            f"{result.affinity_kept:.3f}"
         )
 
     # equipoise tune scores:model.layers.1.mlp

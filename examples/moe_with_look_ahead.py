@@ -6,11 +6,21 @@ import equipoise
 
 torch.manual_seed(0)
 WIDTH, STEPS = 32, 30
-teacher = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, WIDTH))
+teacher = torch.nn.Sequential(
+    torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, WIDTH)
+)
 
 for look_ahead in (0, 1024):
     torch.manual_seed(1)
-    layer = equipoise.MoE(WIDTH, 32, num_experts=16, top_k=2, balancer="curvature", look_ahead=look_ahead, init_std=0.1)
+    layer = equipoise.MoE(
+        WIDTH,
+        32,
+        num_experts=16,
+        top_k=2,
+        balancer="curvature",
+        look_ahead=look_ahead,
+        init_std=0.1,
+    )
     optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-2)
     imbalance = []
     for _ in range(STEPS):

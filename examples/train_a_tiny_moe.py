@@ -1,4 +1,6 @@
-"""Train a small DeepSeekMoE twice, with its experts balanced and not, on text that every Python brings along."""
+"""Train a small DeepSeekMoE twice, with its experts balanced and not, on text that every Python
+brings along.
+"""
 
 import os
 import tempfile
@@ -20,7 +22,16 @@ for balancer in ("none", "curvature"):
         evaluate_every=0,
         validation_sequences=16,
         out=str(folder / balancer),
-        model={"vocab_size": 512, "sequence_length": 64, "hidden_size": 32, "moe_layers": 2, "expert_size": 32},
+        model={
+            "vocab_size": 512,
+            "sequence_length": 64,
+            "hidden_size": 32,
+            "moe_layers": 2,
+            "expert_size": 32,
+        },
     )
     result = equipoise.train(config)
-    print(f"{balancer:<10} validation loss {result['validation_loss']:.3f}  imbalance {result['imbalance']:.3f}")
+    print(
+        f"{balancer:<10} validation loss {result['validation_loss']:.3f}  imbalance "
+        f"{result['imbalance']:.3f}"
+    )

@@ -11,7 +11,9 @@ import torch.multiprocessing as mp
 
 
 def on_ranks(work: Callable[[int], None], ranks: int, folder: Path) -> None:
-    """Call `work(rank)` in `ranks` processes. It must be importable: a function at the top of a test file."""
+    """Call `work(rank)` in `ranks` processes. It must be importable: a function at the top of a
+    test file.
+    """
     mp.spawn(_on_rank, args=(ranks, str(folder / "rendezvous"), work), nprocs=ranks)
 
 

@@ -1,6 +1,8 @@
-"""Equipoise keeps the experts of a sparse Mixture-of-Experts evenly loaded without an auxiliary loss.
+"""Equipoise keeps the experts of a sparse Mixture-of-Experts evenly loaded without an auxiliary
+loss.
 
-Names are loaded when first used, so `import equipoise` costs milliseconds and pulls in neither torch nor numba.
+Names are loaded when first used, so `import equipoise` costs milliseconds and pulls in neither
+torch nor numba.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ _HOMES = {
     "TraceWriter": "equipoise.trace",
     "Verdict": "equipoise.theorems",
     "verify": "equipoise.theorems",
-    "Solution": "equipoise.assignment",
-    "evaluate": "equipoise.assignment",
-    "solve": "equipoise.assignment",
+    "Solution": "equipoise.optimum",
+    "evaluate": "equipoise.optimum",
+    "solve": "equipoise.optimum",
     "MoE": "equipoise.layers",
     "Router": "equipoise.layers",
     "DeepSeekMoE": "equipoise.model",
@@ -37,7 +39,7 @@ _HOMES = {
     "balancer": "equipoise.balancing",
     "balancers": "equipoise.balancing",
     "settled": "equipoise.balancing",
-    "balance": "equipoise.integrations.huggingface",
+    "balance": "equipoise.attach",
 }
 
 __all__ = [
@@ -70,11 +72,11 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from equipoise.assignment import Solution, evaluate, solve
+    from equipoise.attach import balance
     from equipoise.balancing import Balancer, balancer, balancers, settled
-    from equipoise.integrations.huggingface import balance
     from equipoise.layers import MoE, Router
     from equipoise.model import DeepSeekMoE
+    from equipoise.optimum import Solution, evaluate, solve
     from equipoise.routing import (
         Groups,
         Routing,

@@ -1,28 +1,34 @@
-"""Trace: what happened to the shifts and loads of a training, step by step, in files that survive a crash.
+"""Trace: what happened to the shifts and loads of a training, step by step, in files that survive a
+crash.
 
-    with TraceWriter("run/trace", top_k=6, layers=10, about={"gate": "sigmoid", "balancer": "deepseek"}) as writer:
-        writer.append(step, layer, shift=..., shift_after=..., loads=..., step_size=..., unit="counts", scores=sample)
+    with TraceWriter("run/trace", top_k=6, layers=10, about={"gate": "sigmoid", "balancer":
+        "deepseek"}) as writer: writer.append(step, layer, shift=..., shift_after=..., loads=...,
+        step_size=..., unit="counts", scores=sample)
 
     trace = Trace.open("run/trace")
     trace.record(layer=3, step=trace.steps(layer=3)[-1]).loads
 
-A record says: `shift` was added to the scores, `loads` came of it, and the update left `shift_after`, where
+A record says: `shift` was added to the scores, `loads` came of it, and the update left
+`shift_after`, where
 
     shift_after = shift + step_size * gap,    gap = target load - loads, in `unit` (counts; tokens: / T; relative: / target).
 
-`scores` are some of the batch's rows, or all of them (`whole=True`): the statements about fixed scores need all.
+`scores` are some of the batch's rows, or all of them (`whole=True`): the statements about fixed
+scores need all.
 
-Layout, version 1. `trace.json` has format, version, top_k, layers, target and about. Each layer has a folder, `000` and so on:
+Layout, version 1. `trace.json` has format, version, top_k, layers, target and about. Each layer has
+a folder, `000` and so on:
 
     000000000-000000127.npz   a chunk, named by its first and last step: step (R), shift, shift_after, loads, step_size (R, E),
                               unit (R), whole (R), rows (R), and scores (sum of rows, E): the samples one below the other
     000000128-000000128.npz   a record not yet folded: a chunk of one
     000000100.whole.npz       scores (T, E) of a whole batch, kept apart so that nothing loads them by accident
 
-A record is written at once to a file of its own; when there are 128 they are folded into one chunk. So 10,000 steps of 10
-layers are 790 chunks and at most 1,280 small files. Every file is written under another name and renamed when complete: a
-process killed at any moment leaves a readable trace with all appended records. (A power failure may lose some: only chunks
-are synced.) Nothing is pickled, neither writing nor reading.
+A record is written at once to a file of its own; when there are 128 they are folded into one chunk.
+So 10,000 steps of 10 layers are 790 chunks and at most 1,280 small files. Every file is written
+under another name and renamed when complete: a process killed at any moment leaves a readable trace
+with all appended records. (A power failure may lose some: only chunks are synced.) Nothing is
+pickled, neither writing nor reading.
 """
 
 from __future__ import annotations
@@ -53,7 +59,9 @@ class TraceError(ValueError):
 
 @dataclass(frozen=True)
 class Record:
-    """One step of one layer. `scores` has no rows where none were kept; `step_size` is NaN where the rule has none."""
+    """One step of one layer. `scores` has no rows where none were kept; `step_size` is NaN where
+    the rule has none.
+    """
 
     step: int
     shift: NDArray[Any]
@@ -66,7 +74,8 @@ class Record:
 
 
 class Trace:
-    """A trace to read. Opening reads trace.json only; records are loaded when asked for, a chunk at a time.
+    """A trace to read. Opening reads trace.json only; records are loaded when asked for, a chunk at
+    a time.
 
     A trace that is being written can be read meanwhile: `steps` looks at the folder anew each time.
     """
@@ -91,7 +100,9 @@ class Trace:
             return self.layers.index(str(layer))
         if isinstance(layer, int) and 0 <= layer < len(self.layers):
             return layer
-        raise TraceError(f"{self.folder} has no layer {layer!r}; its layers are {', '.join(self.layers)}")
+        raise TraceError(
+            f"{self.folder} has no layer {layer!r}; its layers are {', '.join(self.layers)}"
+        )
 
     def steps(self, layer: int | str) -> list[int]:
         """The steps recorded of a layer, in order."""
@@ -105,7 +116,9 @@ class Trace:
 
     def whole_steps(self, layer: int | str) -> list[int]:
         """The steps of which all scores were kept."""
-        whole = {_step(path) for path in (self.folder / f"{self.index(layer):03}").glob("*.whole.npz")}
+        whole = {
+            _step(path) for path in (self.folder / f"{self.index(layer):03}").glob("*.whole.npz")
+        }
         return [step for step in self.steps(layer) if step in whole]
 
     def record(self, layer: int | str, step: int) -> Record:
@@ -151,11 +164,14 @@ class TraceWriter:
         folder = Path(folder)
         if (folder / "trace.json").exists():
             raise TraceError(
-                f"{folder} already holds a trace: continue it by TraceWriter.resume, or take another folder"
+                f"{folder} already holds a trace: continue it by TraceWriter.resume, or take "
+                "another folder"
             )
         names = [str(layer) for layer in (range(layers) if isinstance(layers, int) else layers)]
         if len(set(names)) < len(names) or not names:
-            raise TraceError(f"a trace needs at least one layer, and names that differ, not {names}")
+            raise TraceError(
+                f"a trace needs at least one layer, and names that differ, not {names}"
+            )
         header = {"format": FORMAT, "version": VERSION, "top_k": int(top_k), "layers": names}
         header |= {
             "target": None if target is None else [float(weight) for weight in target],
@@ -169,7 +185,9 @@ class TraceWriter:
 
     @classmethod
     def resume(cls, folder: str | os.PathLike[str], *, after: int) -> Self:
-        """Go on with a trace: forget every record of a step later than `after`, and append from there."""
+        """Go on with a trace: forget every record of a step later than `after`, and append from
+        there.
+        """
         trace = Trace.open(folder)
         for index in range(len(trace.layers)):
             _truncate(trace.folder / f"{index:03}", after)
@@ -197,21 +215,26 @@ class TraceWriter:
             layer: index or name.
             shift, shift_after: (E) before and after the update.
             loads: (E) what the update was made from.
-            step_size: one number or (E), as in shift_after = shift + step_size * gap; None where the rule has none.
+            step_size: one number or (E), as in shift_after = shift + step_size * gap; None where
+                the rule has none.
             unit: of the gap that step_size multiplies.
-            scores: (n, E) unshifted: a sample, or with `whole` every row the loads were counted from.
+            scores: (n, E) unshifted: a sample, or with `whole` every row the loads were counted
+                from.
         """
         index = self.trace.index(layer)
         columns = _columns(step, shift, shift_after, loads, step_size, unit, scores, whole)
         counted, tokens = columns["loads"].sum(), len(columns["scores"])
         if whole and tokens * self.trace.top_k != counted:
             raise TraceError(
-                f"the loads of step {step}, layer {layer!r}, count {counted} choices, but {tokens} tokens make "
-                f"{tokens * self.trace.top_k}: whole=True takes all rows the loads were counted from"
+                f"the loads of step {step}, layer {layer!r}, count {counted} choices, but "
+                f"{tokens} tokens make "
+                f"{tokens * self.trace.top_k}: whole=True takes all rows the loads were counted "
+                "from"
             )
         if step <= self._last[index]:
             raise TraceError(
-                f"layer {layer!r} already has step {self._last[index]}, so step {step} cannot follow. To go back, "
+                f"layer {layer!r} already has step {self._last[index]}, so step {step} cannot "
+                "follow. To go back, "
                 "resume(after=...)"
             )
         folder = self.trace.folder / f"{index:03}"
@@ -237,12 +260,17 @@ class TraceWriter:
 
     def _take_up(self, folder: Path) -> None:
         self.trace = Trace.open(folder)
-        spans = [[_span(path) for path in _chunks(folder / f"{index:03}")] for index in range(len(self.trace.layers))]
+        spans = [
+            [_span(path) for path in _chunks(folder / f"{index:03}")]
+            for index in range(len(self.trace.layers))
+        ]
         self._last = [max((last for _, last in each), default=-1) for each in spans]
         self._loose = [sum(first == last for first, last in each) for each in spans]
 
     def _fold(self, index: int) -> None:
-        """Many records into one chunk. If we are killed halfway a record is there twice, which reading allows for."""
+        """Many records into one chunk. If we are killed halfway a record is there twice, which
+        reading allows for.
+        """
         folder = self.trace.folder / f"{index:03}"
         loose = [path for path in _chunks(folder) if len(set(_span(path))) == 1]
         _save_chunk(folder, [_load(path) for path in loose])
@@ -266,17 +294,28 @@ def _columns(
         raise TraceError(f"unit must be one of {', '.join(UNITS)}, not {unit!r}")
     if not 0 <= step < 10**9:
         raise TraceError(f"step must be in [0, 10^9), not {step}")
-    columns = {"shift": np.asarray(shift), "shift_after": np.asarray(shift_after), "loads": np.asarray(loads)}
+    columns = {
+        "shift": np.asarray(shift),
+        "shift_after": np.asarray(shift_after),
+        "loads": np.asarray(loads),
+    }
     E = columns["shift"].size
-    columns["step_size"] = np.broadcast_to(np.asarray(np.nan if step_size is None else step_size, np.float64), (E,))
+    columns["step_size"] = np.broadcast_to(
+        np.asarray(np.nan if step_size is None else step_size, np.float64), (E,)
+    )
     for name, array in columns.items():
         if array.shape != (E,) or array.dtype.kind not in "fiu":
-            raise TraceError(f"{name} must be {E} numbers like the shift, not {array.dtype} of shape {array.shape}")
+            raise TraceError(
+                f"{name} must be {E} numbers like the shift, not {array.dtype} of shape "
+                f"{array.shape}"
+            )
     if columns["loads"].dtype.kind == "f":
         raise TraceError("loads are counts: give integers")
     kept = np.zeros((0, E), np.float32) if scores is None else np.asarray(scores)
     if kept.ndim != 2 or kept.shape[1] != E or kept.dtype.kind != "f":
-        raise TraceError(f"scores must be floats of shape (n, {E}), not {kept.dtype} of shape {kept.shape}")
+        raise TraceError(
+            f"scores must be floats of shape (n, {E}), not {kept.dtype} of shape {kept.shape}"
+        )
     if whole and scores is None:
         raise TraceError("whole=True needs the scores")
     columns["loads"] = columns["loads"].astype(np.int64)
@@ -311,7 +350,9 @@ def _truncate(folder: Path, after: int) -> None:
             columns = _load(path)
             keep = columns["step"] <= after
             kept = {name: array[keep] for name, array in columns.items() if name != "scores"}
-            _save_chunk(folder, [kept | {"scores": columns["scores"][np.repeat(keep, columns["rows"])]}])
+            _save_chunk(
+                folder, [kept | {"scores": columns["scores"][np.repeat(keep, columns["rows"])]}]
+            )
         if last > after:
             path.unlink()
     for path in folder.glob("*.whole.npz"):
@@ -349,7 +390,8 @@ def _header(folder: Path) -> dict[str, Any]:
         raise TraceError(f"{path} is not of an equipoise trace: its format is not {FORMAT!r}")
     if header.get("version") != VERSION:
         raise TraceError(
-            f"{folder} has version {header.get('version')} of the layout, and this equipoise reads {VERSION}: use a newer "
+            f"{folder} has version {header.get('version')} of the layout, and this equipoise "
+            f"reads {VERSION}: use a newer "
             "equipoise"
         )
     missing = {"top_k", "layers", "target", "about"} - header.keys()
@@ -362,7 +404,14 @@ def _load(path: Path, names: Sequence[str] = COLUMNS) -> Columns:
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in names}
-    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, AttributeError) as error:
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+        KeyError,
+        ValueError,
+        AttributeError,
+    ) as error:
         raise TraceError(f"{path} is truncated or is not of an equipoise trace: {error}") from error
 
 

@@ -5,9 +5,9 @@ import pytest
 from ortools.graph.python import min_cost_flow
 
 import equipoise
-from equipoise.assignment.problem import Problem
-from equipoise.assignment.reference import solve_by_lp
-from tests.assignment.problems import allowed_target
+from equipoise.optimum.problem import Problem
+from equipoise.optimum.reference import solve_by_lp
+from tests.optimum.problems import allowed_target
 
 
 def value_by_flow(scores, top_k, target):
@@ -16,7 +16,9 @@ def value_by_flow(scores, top_k, target):
     whole = np.rint(scores * 2.0**20).astype(np.int64)
     flow = min_cost_flow.SimpleMinCostFlow()
     tokens, experts = np.divmod(np.arange(T * E), E)
-    flow.add_arcs_with_capacity_and_unit_cost(tokens, T + experts, np.ones(T * E, np.int64), -whole.ravel())
+    flow.add_arcs_with_capacity_and_unit_cost(
+        tokens, T + experts, np.ones(T * E, np.int64), -whole.ravel()
+    )
     flow.set_nodes_supplies(np.arange(T + E), np.concatenate([np.full(T, top_k), -target]))
     assert flow.solve() == flow.OPTIMAL
     return -flow.optimal_cost() / 2.0**20
@@ -32,7 +34,11 @@ def random_problem(seed):
         scores[:, 0] += 2
     if draw.random() < 0.3:
         scores = scores[draw.integers(0, tokens, tokens)]
-    return scores.astype(draw.choice([np.float32, np.float64])), top_k, allowed_target(draw, tokens, experts, top_k)
+    return (
+        scores.astype(draw.choice([np.float32, np.float64])),
+        top_k,
+        allowed_target(draw, tokens, experts, top_k),
+    )
 
 
 @pytest.mark.parametrize("block", range(10))
@@ -53,7 +59,9 @@ def test_floor_or_ceiling_against_the_linear_program(block):
         scores, top_k, _ = random_problem(seed)
         solution = equipoise.solve(scores, top_k)
         solution.verify(scores)
-        assert solution.value == pytest.approx(solve_by_lp(scores, top_k).dual_value, rel=1e-9, abs=1e-9), seed
+        assert solution.value == pytest.approx(
+            solve_by_lp(scores, top_k).dual_value, rel=1e-9, abs=1e-9
+        ), seed
 
 
 def test_a_larger_problem_against_the_flow():
@@ -65,7 +73,9 @@ def test_a_larger_problem_against_the_flow():
 
 
 def test_the_printed_dual_is_right_only_for_one_choice():
-    """Errata 1: without z the dual has no x <= 1 and overshoots for K > 1; the reduced dual does not."""
+    """Errata 1: without z the dual has no x <= 1 and overshoots for K > 1; the reduced dual does
+    not.
+    """
     scores = np.random.default_rng(4).random((16, 4))
     lp = solve_by_lp(scores, 2)
     assert lp.value == pytest.approx(lp.dual_value)

@@ -1,14 +1,15 @@
-"""One dual function, several ways down: sign is SignSGD on it, u/n is SGD, quantile a coordinate step, mirror mirror descent.
+"""One dual function, several ways down: sign is SignSGD on it, u/n is SGD, quantile a coordinate
+step, mirror mirror descent.
 
-f(p) = sum_i (sum of the K largest of gamma_i + p) - L sum p is written here with torch.topk and autograd, and shares no
-line with the package.
+f(p) = sum_i (sum of the K largest of gamma_i + p) - L sum p is written here with torch.topk and
+autograd, and shares no line with the package.
 """
 
 import pytest
 import torch
 
 import equipoise
-from equipoise.balancing.quantile import exact_quantile_move
+from equipoise.balancing.shift.quantile import exact_quantile_move
 from equipoise.routing import route
 
 T, E, K = 240, 12, 3
@@ -61,14 +62,18 @@ def test_rules_descend_the_dual(name, options, schedule, transform):
     balancer = equipoise.balancer(name, E, top_k=K, **options)
     for n in range(1, 21):
         step_of(balancer, batch(n))
-    torch.testing.assert_close(balancer.shift.double(), descend(sgd, schedule, transform), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        balancer.shift.double(), descend(sgd, schedule, transform), rtol=0, atol=1e-6
+    )
 
 
 def test_adagrad_is_torchs():
     balancer = equipoise.balancer("adagrad", E, top_k=K, update_rate=1e-2)
     for n in range(1, 21):
         step_of(balancer, batch(n))
-    judge = descend(lambda shift: torch.optim.Adagrad([shift], lr=1e-2, eps=0.0), lambda n: 1e-2, lambda g: g)
+    judge = descend(
+        lambda shift: torch.optim.Adagrad([shift], lr=1e-2, eps=0.0), lambda n: 1e-2, lambda g: g
+    )
     torch.testing.assert_close(balancer.shift.double(), judge, rtol=0, atol=1e-6)
 
 
@@ -99,7 +104,9 @@ def test_mirror_minimises_its_proximal_problem():
 
         slope = (loads - L) / L
         (rate * (slope * after).sum() + bregman(after, before)).backward()
-        torch.testing.assert_close(after.grad, torch.zeros(E, dtype=torch.float64), rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            after.grad, torch.zeros(E, dtype=torch.float64), rtol=0, atol=1e-5
+        )
 
 
 def test_wide_mirrors_are_flat():
@@ -112,7 +119,9 @@ def test_wide_mirrors_are_flat():
 
 
 def test_quantile_minimises_over_each_shift():
-    """For fixed token prices y, no other p_k is better: all kinks of the piecewise linear function are tried."""
+    """For fixed token prices y, no other p_k is better: all kinks of the piecewise linear function
+    are tried.
+    """
     scores = batch(0).double()
     shift = torch.linspace(0.02, -0.02, E, dtype=torch.float64)
     prices = (scores + shift).topk(K + 1).values[:, K]
@@ -121,13 +130,18 @@ def test_quantile_minimises_over_each_shift():
     found = shift + exact_quantile_move(scores, routing, shift, balancer.target)
     for k in range(E):
         kinks = prices - scores[:, k]
-        value = lambda p, k=k: (scores[:, k] + p.unsqueeze(-1) - prices).clamp_min(0).sum(-1) - L * p  # noqa: E731
+
+        def value(p, k=k):
+            return (scores[:, k] + p.unsqueeze(-1) - prices).clamp_min(0).sum(-1) - L * p
+
         assert value(found[k]) <= value(kinks).min() + 1e-9
         assert value(kinks).max() > value(found[k]) + 0.1  # the function is not flat
 
 
 def test_runner_up_prices_minimise_too():
-    """y_i = the (K+1)-th largest minimises K y + sum_k max(0, gamma_ik + p_k - y): the first half of the coordinate step."""
+    """y_i = the (K+1)-th largest minimises K y + sum_k max(0, gamma_ik + p_k - y): the first half
+    of the coordinate step.
+    """
     shifted = batch(1).double()
     prices = shifted.topk(K + 1).values[:, K]
     value = lambda y: K * y + (shifted.unsqueeze(-1) - y.unsqueeze(1)).clamp_min(0).sum(1)  # noqa: E731

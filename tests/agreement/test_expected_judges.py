@@ -1,13 +1,15 @@
-"""Selection probabilities and boundary weights against the paper's sums over subsets, and against dice."""
+"""Selection probabilities and boundary weights against the paper's sums over subsets, and against
+dice.
+"""
 
 from itertools import combinations
 
 import numpy as np
 import pytest
 
-from equipoise.assignment.densities import Beta, Histogram, TruncatedNormal, Uniform
-from equipoise.assignment.expected import Expected
-from equipoise.assignment.iterate import choose
+from equipoise.expected.dual import Expected
+from equipoise.expected.laws import Beta, Histogram, TruncatedNormal, Uniform
+from equipoise.optimum.loop import choose
 
 SHIFT = np.array([0.05, -0.1, 0.0, 0.12, -0.03, 0.02])
 
@@ -22,7 +24,9 @@ def laws(experts):
 
 
 def by_subsets(law, shift, top_k):
-    """Prop. 14's proof, literally: sums over sets of experts above v, by trapezoids, sharing nothing with our quadrature."""
+    """Prop. 14's proof, literally: sums over sets of experts above v, by trapezoids, sharing
+    nothing with our quadrature.
+    """
     E = law.num_experts
     v = np.linspace(-0.2, 1.2, 20_001)
     phi, below, above = (each(v[:, None] - shift) for each in (law.density, law.below, law.above))
@@ -30,7 +34,10 @@ def by_subsets(law, shift, top_k):
     def exactly(r, out):
         others = [j for j in range(E) if j not in out]
         terms = (
-            np.prod([above[:, j] if j in chosen else below[:, j] for j in others] or [np.ones_like(v)], axis=0)
+            np.prod(
+                [above[:, j] if j in chosen else below[:, j] for j in others] or [np.ones_like(v)],
+                axis=0,
+            )
             for chosen in combinations(others, r)
         )
         return sum(terms, np.zeros_like(v))
@@ -38,7 +45,9 @@ def by_subsets(law, shift, top_k):
     pi = [np.trapezoid(phi[:, k] * sum(exactly(r, {k}) for r in range(top_k)), v) for k in range(E)]
     w = np.zeros((E, E))
     for k, other in combinations(range(E), 2):
-        w[k, other] = w[other, k] = np.trapezoid(phi[:, k] * phi[:, other] * exactly(top_k - 1, {k, other}), v)
+        w[k, other] = w[other, k] = np.trapezoid(
+            phi[:, k] * phi[:, other] * exactly(top_k - 1, {k, other}), v
+        )
     return np.array(pi), w
 
 
@@ -53,7 +62,9 @@ def test_the_papers_sums_over_subsets(law, top_k):
 
 @pytest.mark.parametrize("law", laws(12), ids=lambda law: type(law).__name__)
 def test_dice(law):
-    """Loads of 400,000 tokens, and the tokens whose choice changes between two experts within a small margin."""
+    """Loads of 400,000 tokens, and the tokens whose choice changes between two experts within a
+    small margin.
+    """
     top_k, tokens, h = 3, 400_000, 0.02
     shift = np.tile(SHIFT, 2)
     point = Expected(law, top_k).at(shift)
@@ -67,7 +78,9 @@ def test_dice(law):
     counts = np.zeros((12, 12))
     np.add.at(counts, (pairs[:, 0], pairs[:, 1]), 1)
     weight = (counts + counts.T) / (2 * h * tokens)
-    np.testing.assert_allclose(weight.sum(), point.boundary_weight.sum(), rtol=0.15)  # h leaves a bias of that order
+    np.testing.assert_allclose(
+        weight.sum(), point.boundary_weight.sum(), rtol=0.15
+    )  # h leaves a bias of that order
     assert np.corrcoef(weight.ravel(), point.boundary_weight.ravel())[0, 1] > 0.95
 
 

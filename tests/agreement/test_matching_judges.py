@@ -1,4 +1,6 @@
-"""Base against judges that know nothing of it: HiGHS on the linear program, and scipy's assignment solver."""
+"""Base against judges that know nothing of it: HiGHS on the linear program, and scipy's assignment
+solver.
+"""
 
 import numpy as np
 import pytest
@@ -9,11 +11,13 @@ from scipy.optimize import linear_sum_assignment, linprog
 from scipy.sparse import eye as identity
 from scipy.sparse import kron, vstack
 
-from equipoise.balancing.matching import Base, ExpertChoice
+from equipoise.balancing.batch.matching import Base, ExpertChoice
 
 
 def optimum(scores, top_k, least, most):
-    """The greatest total score with K experts per token and loads in [least, most]. The program's corners are whole."""
+    """The greatest total score with K experts per token and loads in [least, most]. The program's
+    corners are whole.
+    """
     num_tokens, num_experts = scores.shape
     rows = kron(identity(num_tokens), np.ones((1, num_experts)))
     columns = kron(np.ones((1, num_tokens)), identity(num_experts))
@@ -41,9 +45,14 @@ def problems(draw):
     top_k = draw(st.integers(1, num_experts))
     num_tokens = draw(st.integers(1, 40))
     dice = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
-    scores = torch.randn(num_tokens, num_experts, generator=dice) + 2 * torch.randn(num_experts, generator=dice)
+    scores = torch.randn(num_tokens, num_experts, generator=dice) + 2 * torch.randn(
+        num_experts, generator=dice
+    )
     rounded = draw(st.booleans())  # to three levels or so: ties everywhere
-    weights = draw(st.none() | st.lists(st.sampled_from([1.0, 2.0, 3.0]), min_size=num_experts, max_size=num_experts))
+    weights = draw(
+        st.none()
+        | st.lists(st.sampled_from([1.0, 2.0, 3.0]), min_size=num_experts, max_size=num_experts)
+    )
     if weights is not None and max(weights) * top_k > sum(weights):
         weights = None
     return scores.round() if rounded else scores.softmax(-1), top_k, weights
@@ -56,7 +65,11 @@ def test_base_reaches_the_optimum(problem):
     balancer = Base(scores.shape[1], top_k, target=weights)
     wanted = balancer.target.loads(torch.tensor(len(scores) * top_k)).numpy()
     best = optimum(scores, top_k, np.floor(wanted + 1e-9), np.ceil(wanted - 1e-9))
-    bound = (len(scores) * top_k + scores.shape[1]) * balancer.tolerance * float(scores.max() - scores.min())
+    bound = (
+        (len(scores) * top_k + scores.shape[1])
+        * balancer.tolerance
+        * float(scores.max() - scores.min())
+    )
     assert best - bound - 1e-6 <= total(scores, balancer) <= best + 1e-6
 
 

@@ -5,13 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import equipoise
-from equipoise.balancing.quantile import exact_quantile_move
+from equipoise.balancing.shift.quantile import exact_quantile_move
 from equipoise.routing import route
 
 
 def moves(balancer, scores, mask=None, groups=None):
     """(move by histogram, exact move, width of a bin), all (E,)."""
-    routing = route(scores, balancer.top_k, choose_by=balancer.adjust(scores), mask=mask, groups=groups)
+    routing = route(
+        scores, balancer.top_k, choose_by=balancer.adjust(scores), mask=mask, groups=groups
+    )
     exact = exact_quantile_move(scores, routing, balancer.shift, balancer.target)
     bin_width = 2 * balancer.direction.width.double() / balancer.direction.bins
     tally = balancer.tally(scores, routing)

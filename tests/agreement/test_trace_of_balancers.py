@@ -1,11 +1,13 @@
-"""Balancers of the practice, recorded on a stream and judged by the theory: nothing that applies may be refuted."""
+"""Balancers of the practice, recorded on a stream and judged by the theory: nothing that applies
+may be refuted.
+"""
 
 import numpy as np
 import pytest
 import torch
 
 import equipoise
-from equipoise.arena.streams import DriftingLogits
+from equipoise.arena.streams.stream import DriftingLogits
 from equipoise.theorems import verify
 from equipoise.trace import Trace, TraceWriter
 
@@ -43,20 +45,33 @@ def step_sizes(before, after, loads):
 
 @pytest.mark.parametrize("gate", ["softmax", "sigmoid"])
 @pytest.mark.parametrize(
-    "name", ["deepseek", "proportional", "inverse", "inverse_sqrt", "quantile", "adagrad", "moonlight"]
+    "name",
+    ["deepseek", "proportional", "inverse", "inverse_sqrt", "quantile", "adagrad", "moonlight"],
 )
 def test_nothing_is_refuted(name, gate, tmp_path):
     verdicts = {verdict.name: verdict for verdict in verify(recorded(tmp_path / "t", name, gate))}
     for verdict in verdicts.values():
         assert not verdict.applies or verdict.holds, verdict
     assert verdicts["1 change in Lagrangian"].applies
-    of_signs = name in ("deepseek", "moonlight", "adagrad")  # adagrad's first step divides each gap by itself
+    of_signs = name in (
+        "deepseek",
+        "moonlight",
+        "adagrad",
+    )  # adagrad's first step divides each gap by itself
     assert verdicts["6 sandwich, free of assumptions"].applies == of_signs
 
 
 def test_deepseeks_statements_apply(tmp_path):
-    verdicts = {verdict.name: verdict for verdict in verify(recorded(tmp_path / "t", "deepseek", update_rate=5e-3))}
-    for name in ("3 pairwise bounds", "5 assignment changes", "8 movements, B_k(p)", "9 band stability, B_k(p)"):
+    verdicts = {
+        verdict.name: verdict
+        for verdict in verify(recorded(tmp_path / "t", "deepseek", update_rate=5e-3))
+    }
+    for name in (
+        "3 pairwise bounds",
+        "5 assignment changes",
+        "8 movements, B_k(p)",
+        "9 band stability, B_k(p)",
+    ):
         assert verdicts[name].applies, verdicts[name]
     assert "softmax" in verdicts["12 unbiased gradient"].why
 
@@ -67,7 +82,12 @@ def test_a_shift_in_half_precision_is_seen(tmp_path):
     record = trace.record(0, 1)
     rounded = torch.tensor(record.shift_after + 0.5).bfloat16().float().numpy()
     with TraceWriter(tmp_path / "u", top_k=K, layers=1) as writer:
-        fields = {"loads": record.loads, "step_size": record.step_size, "scores": record.scores, "whole": True}
+        fields = {
+            "loads": record.loads,
+            "step_size": record.step_size,
+            "scores": record.scores,
+            "whole": True,
+        }
         writer.append(1, 0, shift=record.shift + np.float32(0.5), shift_after=rounded, **fields)
     verdict = verify(Trace.open(tmp_path / "u"))[0]
     assert not verdict.applies

@@ -33,7 +33,14 @@ def test_gates_agree_with_transformers(n_group, topk_group, lowest):
     gate = random_gate(n_group, topk_group, bias)
     logits, their_gates, their_experts = gate(torch.randn(512, 32))
     scores = score_function("sigmoid")(logits)
-    routing = route(scores, 8, choose_by=scores + bias, groups=(n_group, topk_group), renormalize=True, scale=2.5)
+    routing = route(
+        scores,
+        8,
+        choose_by=scores + bias,
+        groups=(n_group, topk_group),
+        renormalize=True,
+        scale=2.5,
+    )
     experts, order = routing.experts.sort(1)
     their_experts, their_order = their_experts.sort(1)
     assert torch.equal(experts, their_experts)

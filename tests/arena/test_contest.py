@@ -1,4 +1,6 @@
-"""Cells: measures that are what they say, in parallel or not, and in a folder that can be gone on with."""
+"""Cells: measures that are what they say, in parallel or not, and in a folder that can be gone on
+with.
+"""
 
 import dataclasses
 import json
@@ -9,9 +11,9 @@ import pytest
 import torch
 
 import equipoise
-from equipoise.arena import catalogue
 from equipoise.arena.cells import KEYS, Cell, refer, run
 from equipoise.arena.contest import contest, plan
+from equipoise.arena.streams import catalogue
 
 SMALL = dataclasses.replace(
     catalogue.SYNTHETIC["drift"], num_tokens=512, num_experts=16, top_k=2, steps=18, name="small"
@@ -22,7 +24,10 @@ SMALL = dataclasses.replace(
 def results():
     return {
         (each.balancer, each.rate): each
-        for each in contest(plan([SMALL], ["none", "deepseek", "quantile", "curvature", "base"], devices=4), workers=1)
+        for each in contest(
+            plan([SMALL], ["none", "deepseek", "quantile", "curvature", "base"], devices=4),
+            workers=1,
+        )
     }
 
 
@@ -32,7 +37,9 @@ def test_every_rule_meets_the_same_scores(results):
 
 
 def test_exact_assignments_keep_all_affinity(results):
-    """base solves the batch itself: perfect loads, the optimum's value up to its tolerance, nobody switched."""
+    """base solves the batch itself: perfect loads, the optimum's value up to its tolerance, nobody
+    switched.
+    """
     exact = results["base", None]
     assert max(exact.imbalance) < 1e-9
     assert exact.affinity_kept == pytest.approx(1, abs=2e-4)
@@ -66,7 +73,9 @@ def test_the_lag_one_limit_is_the_batch_before(results):
 
 def test_a_smaller_tally_still_balances():
     reference = refer(SMALL)
-    (whole,), (eighth,) = (run([Cell(SMALL, "quantile", 0.5, 4, every)], reference) for every in (1, 8))
+    (whole,), (eighth,) = (
+        run([Cell(SMALL, "quantile", 0.5, 4, every)], reference) for every in (1, 8)
+    )
     assert whole.steady_imbalance < eighth.steady_imbalance < 0.8
 
 
@@ -90,7 +99,9 @@ def test_a_stopped_contest_goes_on(tmp_path):
         if number:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt, match=r"1 of 2 cells are in .*, the same command goes on"):
+    with pytest.raises(
+        KeyboardInterrupt, match=r"1 of 2 cells are in .*, the same command goes on"
+    ):
         contest(cells, out=tmp_path, workers=1, on_cell=stop)
     done = []
     assert len(contest(cells, out=tmp_path, workers=1, on_cell=done.append)) == 2

@@ -1,4 +1,6 @@
-"""The floor: by formula where tokens are independent, by a block bootstrap where they are not; Monte Carlo is the judge."""
+"""The floor: by formula where tokens are independent, by a block bootstrap where they are not;
+Monte Carlo is the judge.
+"""
 
 import dataclasses
 
@@ -7,10 +9,17 @@ import pytest
 
 from equipoise.arena.cells import Cell, Reference, run
 from equipoise.arena.floor import floor, formula, shares
-from equipoise.arena.synthetic import Skew, Synthetic
+from equipoise.arena.streams.synthetic import Skew, Synthetic
 
 EVEN = Synthetic(
-    name="even", likes=(Skew(0.0),), score="sigmoid", num_tokens=2048, num_experts=16, top_k=2, steps=60, block=32
+    name="even",
+    likes=(Skew(0.0),),
+    score="sigmoid",
+    num_tokens=2048,
+    num_experts=16,
+    top_k=2,
+    steps=60,
+    block=32,
 )
 
 
@@ -39,4 +48,6 @@ def test_unequal_shares_have_a_floor():
     """Loads are binomial: 200,000 draws of each."""
     share = np.array([0.5, 0.25, 0.25])
     drawn = np.random.default_rng(0).binomial(1000, share, (200_000, 3))
-    assert formula(1000, share) == pytest.approx((np.abs(drawn / (1000 * share) - 1)).mean(), rel=0.01)
+    assert formula(1000, share) == pytest.approx(
+        (np.abs(drawn / (1000 * share) - 1)).mean(), rel=0.01
+    )

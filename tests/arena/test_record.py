@@ -1,4 +1,6 @@
-"""Recording a trained model, and how well a replay of its scores predicts a training under another rule."""
+"""Recording a trained model, and how well a replay of its scores predicts a training under another
+rule.
+"""
 
 import json
 
@@ -7,12 +9,14 @@ import pytest
 
 from equipoise.arena.cells import Cell, Reference, run
 from equipoise.arena.record import record
-from equipoise.arena.recorded import Recorded
+from equipoise.arena.streams.recorded import Recorded
 from equipoise.trace import Trace
 from equipoise.training import train
 from tests.training.micro import small_config
 
-TEXT = " ".join(f"the {word} of {word[::-1]} is not a {word[1:]}," for word in dir(np) if word.isalpha())
+TEXT = " ".join(
+    f"the {word} of {word[::-1]} is not a {word[1:]}," for word in dir(np) if word.isalpha()
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +33,9 @@ def trained(tmp_path_factory):
 
 
 def replayed(place, scores_of, rule, rate):
-    """Mean imbalance of a rule on the scores of a training, over layers and the last half of the steps."""
+    """Mean imbalance of a rule on the scores of a training, over layers and the last half of the
+    steps.
+    """
     seen = []
     for layer in (0, 1):
         stream = Recorded.of(place / scores_of / "trace", layer)
@@ -45,11 +51,15 @@ def trained_imbalance(place, rule):
 
 def test_replaying_a_rule_on_its_own_scores_is_the_training(trained):
     for rule, rate in (("deepseek", 1e-3), ("quantile", 1.0)):
-        np.testing.assert_allclose(replayed(trained, rule, rule, rate), trained_imbalance(trained, rule), rtol=1e-12)
+        np.testing.assert_allclose(
+            replayed(trained, rule, rule, rate), trained_imbalance(trained, rule), rtol=1e-12
+        )
 
 
 def test_replay_predicts_the_other_training(trained):
-    """Not exactly, since the router reacts: within a quarter here; docs/arena.md has the figures of `tiny`."""
+    """Not exactly, since the router reacts: within a quarter here; docs/arena.md has the figures of
+    `tiny`.
+    """
     for rule, rate, other in (("deepseek", 1e-3, "quantile"), ("quantile", 1.0, "deepseek")):
         predicted = replayed(trained, other, rule, rate)[:, 20:].mean()
         assert predicted == pytest.approx(trained_imbalance(trained, rule)[:, 20:].mean(), rel=0.25)
@@ -75,9 +85,21 @@ def test_folders_that_are_no_trainings_are_told(tmp_path):
 def test_a_text_is_not_begun_anew(trained, monkeypatch, tmp_path):
     monkeypatch.setenv("EQUIPOISE_CACHE", str(trained / "cache"))
     (tmp_path / "short.txt").write_text(TEXT[:3000].replace(",", "\n"))
-    few = record(trained / "deepseek", tmp_path / "few", data=str(tmp_path / "short.txt"), batches=1000, batch_size=2)
+    few = record(
+        trained / "deepseek",
+        tmp_path / "few",
+        data=str(tmp_path / "short.txt"),
+        batches=1000,
+        batch_size=2,
+    )
     assert 1 < len(few.steps(0)) < 1000
     first = {few.record(0, step).scores[:16].tobytes() for step in few.steps(0)}
     assert len(first) == len(few.steps(0))
     with pytest.raises(ValueError, match="too few for a batch of 1000"):
-        record(trained / "deepseek", tmp_path / "none", data=str(tmp_path / "short.txt"), batches=1000, batch_size=1000)
+        record(
+            trained / "deepseek",
+            tmp_path / "none",
+            data=str(tmp_path / "short.txt"),
+            batches=1000,
+            batch_size=1000,
+        )

@@ -1,4 +1,6 @@
-"""Recording Hugging Face models: what a trace holds is what the model itself chose, to the last token."""
+"""Recording Hugging Face models: what a trace holds is what the model itself chose, to the last
+token.
+"""
 
 import shutil
 from pydoc_data.topics import topics
@@ -9,12 +11,12 @@ import torch
 
 import equipoise
 from equipoise.arena.cells import Cell, refer, run
-from equipoise.arena.recorded import Recorded
+from equipoise.arena.streams.recorded import Recorded
 from equipoise.cli import main
 from equipoise.integrations.huggingface import reading
 from equipoise.integrations.huggingface.recording import _not_wanted, record_model
 from equipoise.trace import Trace, TraceError
-from tests.integrations.families import WITH_BIAS, WITHOUT_BIAS
+from tests.attach.families import WITH_BIAS, WITHOUT_BIAS
 
 transformers = pytest.importorskip("transformers")
 FAMILIES = {family.name: family for family in WITH_BIAS + WITHOUT_BIAS}
@@ -23,19 +25,26 @@ ROWS, LENGTH = 4, 32
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Texts that every Python brings along, a tokenizer trained on them, and a maker of models that fit it."""
+    """Texts that every Python brings along, a tokenizer trained on them, and a maker of models that
+    fit it.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     folder = tmp_path_factory.mktemp("models")
     (folder / "manual.txt").write_text("\n".join(topics.values())[:60_000])
     learnt = Tokenizer(models.BPE())
-    learnt.pre_tokenizer, learnt.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<end>"], initial_alphabet=alphabet)
-    learnt.train([str(folder / "manual.txt")], trainer)
-    transformers.PreTrainedTokenizerFast(tokenizer_object=learnt, eos_token="<end>").save_pretrained(
-        folder / "tokenizer"
+    learnt.pre_tokenizer, learnt.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
     )
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<end>"], initial_alphabet=alphabet
+    )
+    learnt.train([str(folder / "manual.txt")], trainer)
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=learnt, eos_token="<end>"
+    ).save_pretrained(folder / "tokenizer")
     return folder
 
 
@@ -67,19 +76,26 @@ def record(model, place, out, **options):
 
 
 def witnessed(folder, place, batches=3):
-    """Count by hand: the indices a plain model calls its experts with, on the same tokens cut by hand."""
+    """Count by hand: the indices a plain model calls its experts with, on the same tokens cut by
+    hand.
+    """
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     ids = tokenizer((place / "manual.txt").read_text(), add_special_tokens=False)["input_ids"]
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     blocks = {name: block for name, block in model.named_modules() if hasattr(block, "experts")}
     chosen = {name: [] for name in blocks}
     for name, block in blocks.items():
-        block.experts.register_forward_pre_hook(lambda _, args, name=name: chosen[name].append(args[1].flatten()))
+        block.experts.register_forward_pre_hook(
+            lambda _, args, name=name: chosen[name].append(args[1].flatten())
+        )
     for number in range(batches):
         piece = ids[number * ROWS * LENGTH :][: ROWS * LENGTH]
         with torch.no_grad():
             model(torch.tensor(piece).view(ROWS, LENGTH))
-    return {name: [torch.bincount(each, minlength=8) for each in counted] for name, counted in chosen.items()}, model
+    return {
+        name: [torch.bincount(each, minlength=8) for each in counted]
+        for name, counted in chosen.items()
+    }, model
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "qwen3_moe", "mixtral"])
@@ -94,16 +110,29 @@ def test_loads_are_the_models_own(saved, place, tmp_path, name):
             record_ = trace.record(layer, step)
             assert record_.loads.tolist() == loads[step].tolist()
             scores = torch.from_numpy(record_.scores)
-            routing = equipoise.route(scores, 2, choose_by=scores + torch.from_numpy(record_.shift), groups=groups)
+            routing = equipoise.route(
+                scores, 2, choose_by=scores + torch.from_numpy(record_.shift), groups=groups
+            )
             assert routing.loads.tolist() == record_.loads.tolist()
-            bias = getattr(model.get_submodule(layer).gate, "e_score_correction_bias", torch.zeros(8))
+            bias = getattr(
+                model.get_submodule(layer).gate, "e_score_correction_bias", torch.zeros(8)
+            )
             np.testing.assert_array_equal(record_.shift, bias.numpy())
             np.testing.assert_array_equal(record_.shift_after, record_.shift)
 
 
 def test_every_verb_reads_the_trace(saved, place, tmp_path, capsys):
     out = str(tmp_path / "trace")
-    words = ["record", str(saved("mixtral")), "--text", str(place / "manual.txt"), "--out", out, "--steps", "24"]
+    words = [
+        "record",
+        str(saved("mixtral")),
+        "--text",
+        str(place / "manual.txt"),
+        "--out",
+        out,
+        "--steps",
+        "24",
+    ]
     assert main([*words, "--batch-size", "4", "--sequence-length", "16", "--layer", "*.1.mlp"]) == 0
     assert f"{out}: 24 batches of 1 layer. Next: equipoise arena {out}" in capsys.readouterr().out
     assert Trace.open(out).layers == ("model.layers.1.mlp",)
@@ -114,7 +143,9 @@ def test_every_verb_reads_the_trace(saved, place, tmp_path, capsys):
 
 
 def test_logits_have_an_affinity(saved, place, tmp_path):
-    """gpt_oss ranks bare logits, most of them negative: measured from the least, the optimum's own is 1."""
+    """gpt_oss ranks bare logits, most of them negative: measured from the least, the optimum's own
+    is 1.
+    """
     record(saved("gpt_oss"), place, tmp_path / "trace", batches=6)
     stream = Recorded.of(tmp_path / "trace")
     assert float(stream.batch(0).scores.min()) < 0
@@ -124,7 +155,14 @@ def test_logits_have_an_affinity(saved, place, tmp_path):
 
 def test_the_text_may_end_early(saved, place, tmp_path, capsys):
     (tmp_path / "short.txt").write_text("a short text, " * 60)
-    words = ["record", str(saved("mixtral")), "--text", str(tmp_path / "short.txt"), "--out", str(tmp_path / "trace")]
+    words = [
+        "record",
+        str(saved("mixtral")),
+        "--text",
+        str(tmp_path / "short.txt"),
+        "--out",
+        str(tmp_path / "trace"),
+    ]
     assert main([*words, "--batch-size", "2", "--sequence-length", "32"]) == 0
     assert "(of 30: the text ended)" in capsys.readouterr().out
 
@@ -137,7 +175,9 @@ def test_a_text_is_read_in_pieces(place, monkeypatch):
     pieces = reading._pieces(str(place / "manual.txt"))
     assert len(pieces) > 10
     assert "".join(piece.read() for piece in pieces) == text
-    ids = torch.cat([each.flatten() for each in reading.batches(tokenizer, str(place / "manual.txt"), 4, 32)])
+    ids = torch.cat(
+        [each.flatten() for each in reading.batches(tokenizer, str(place / "manual.txt"), 4, 32)]
+    )
     assert len(tokenizer.decode(ids)) > 0.95 * len(text)
 
 
@@ -168,26 +208,51 @@ def test_nothing_is_left_on_the_model(saved, place, tmp_path, monkeypatch):
     kept = []
     monkeypatch.setattr(
         "equipoise.integrations.huggingface.recording._load",
-        lambda folder, *_: kept.append(transformers.AutoModelForCausalLM.from_pretrained(folder).eval()) or kept[0],
+        lambda folder, *_: (
+            kept.append(transformers.AutoModelForCausalLM.from_pretrained(folder).eval()) or kept[0]
+        ),
     )
     record(saved("deepseek_v3"), place, tmp_path / "trace", batches=1)
-    assert not any(module._forward_pre_hooks or module._forward_hooks for module in kept[0].modules())
+    assert not any(
+        module._forward_pre_hooks or module._forward_hooks for module in kept[0].modules()
+    )
 
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
         (lambda folder: (folder / "config.json").unlink(), "nor of a Hugging Face model"),
-        (lambda folder: [path.unlink() for path in folder.glob("tokenizer*")], "holds no tokenizer"),
-        (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), "are not opened"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"not one"), "not a safetensors file"),
+        (
+            lambda folder: [path.unlink() for path in folder.glob("tokenizer*")],
+            "holds no tokenizer",
+        ),
+        (
+            lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+            "are not opened",
+        ),
+        (
+            lambda folder: (folder / "model.safetensors").write_bytes(b"not one"),
+            "not a safetensors file",
+        ),
         (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
     ],
 )
 def test_bad_folders_are_told(saved, place, tmp_path, capsys, spoil, message):
     bad = shutil.copytree(saved("mixtral"), tmp_path / "bad")
     spoil(bad)
-    assert main(["record", str(bad), "--text", str(place / "manual.txt"), "--out", str(tmp_path / "trace")]) == 2
+    assert (
+        main(
+            [
+                "record",
+                str(bad),
+                "--text",
+                str(place / "manual.txt"),
+                "--out",
+                str(tmp_path / "trace"),
+            ]
+        )
+        == 2
+    )
     assert message in capsys.readouterr().err
     assert not (tmp_path / "trace").exists()
 
@@ -200,7 +265,9 @@ def test_dense_models_are_told(place, tmp_path):
         "num_attention_heads": 2,
         "vocab_size": 400,
     }
-    transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).save_pretrained(tmp_path / "dense")
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).save_pretrained(
+        tmp_path / "dense"
+    )
     shutil.copytree(place / "tokenizer", tmp_path / "dense", dirs_exist_ok=True)
     with pytest.raises(ValueError, match="LlamaForCausalLM has no router"):
         record(tmp_path / "dense", place, tmp_path / "trace")
@@ -230,5 +297,7 @@ def test_options_of_the_other_kind_are_told(saved, tmp_path, capsys):
     assert main(["record", str(saved("mixtral")), "--out", str(tmp_path / "x")]) == 2
     assert "name some by --text" in capsys.readouterr().err
     (tmp_path / "config.yaml").write_text("steps: 1\n")
-    assert main(["record", str(tmp_path), "--out", str(tmp_path / "x"), "--sequence-length", "9"]) == 2
+    assert (
+        main(["record", str(tmp_path), "--out", str(tmp_path / "x"), "--sequence-length", "9"]) == 2
+    )
     assert "--sequence-length is for a Hugging Face model" in capsys.readouterr().err

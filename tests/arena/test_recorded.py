@@ -5,8 +5,8 @@ import shutil
 import numpy as np
 import pytest
 
-from equipoise.arena import catalogue
-from equipoise.arena.recorded import Recorded, mapped
+from equipoise.arena.streams import catalogue
+from equipoise.arena.streams.recorded import Recorded, mapped
 from equipoise.trace import TraceError, TraceWriter
 
 
@@ -18,7 +18,13 @@ def write(folder, whole, steps=5, rows=96, seed=0, **about):
             for step, scores in enumerate(batches, 1):
                 loads = np.full(8, 2 * rows // 8)
                 writer.append(
-                    step, layer, shift=np.zeros(8), shift_after=np.zeros(8), loads=loads, scores=scores, whole=whole
+                    step,
+                    layer,
+                    shift=np.zeros(8),
+                    shift_after=np.zeros(8),
+                    loads=loads,
+                    scores=scores,
+                    whole=whole,
                 )
     return batches
 
@@ -64,7 +70,9 @@ def test_damaged_scores_are_told(tmp_path):
     scores = np.full((8, 4), 0.5, np.float32)
     scores[5, 2] = np.nan
     with TraceWriter(tmp_path / "nan", top_k=2, layers=1) as writer:
-        writer.append(1, 0, shift=np.zeros(4), shift_after=np.zeros(4), loads=np.full(4, 4), scores=scores)
+        writer.append(
+            1, 0, shift=np.zeros(4), shift_after=np.zeros(4), loads=np.full(4, 4), scores=scores
+        )
     with pytest.raises(TraceError, match=r"nan:0: step 1 has the score nan \(token 5, expert 2\)"):
         Recorded.of(tmp_path / "nan").batch(0)
 
@@ -81,7 +89,11 @@ def test_another_trace_in_its_place_is_another_stream(tmp_path):
 def test_layers_called_alike_are_told_apart(tmp_path):
     for name in ("one", "other"):
         write(tmp_path / name / "scores", whole=False)
-    found = [stream for name in ("one", "other", "one") for stream in catalogue.find(f"{tmp_path}/{name}/scores:first")]
+    found = [
+        stream
+        for name in ("one", "other", "one")
+        for stream in catalogue.find(f"{tmp_path}/{name}/scores:first")
+    ]
     assert [stream.name for stream in found] == ["scores:first"] * 3
     names = [stream.name for stream in catalogue.distinct(found)]
     assert names == [f"{tmp_path}/{name}/scores:first" for name in ("one", "other")]

@@ -5,7 +5,7 @@ import torch
 
 import equipoise
 from equipoise.arena.replay import replay
-from equipoise.arena.streams import DriftingLogits, sampling_floor
+from equipoise.arena.streams.stream import DriftingLogits, sampling_floor
 
 
 def test_streams_repeat():
@@ -36,12 +36,18 @@ def test_scores_are_softmax():
 def test_floor_is_what_chance_leaves(num_tokens, num_experts, top_k):
     """Monte Carlo: without skew every expert is equally likely, and nothing is shifted."""
     stream = DriftingLogits(num_tokens, num_experts, steps=200, skew=0.0)
-    measured = [step["imbalance"] for step in replay(stream, equipoise.balancer("none", num_experts, top_k=top_k))]
+    measured = [
+        step["imbalance"]
+        for step in replay(stream, equipoise.balancer("none", num_experts, top_k=top_k))
+    ]
     mean = sum(measured) / len(measured)
     assert mean == pytest.approx(sampling_floor(num_tokens, num_experts, top_k), rel=0.03)
 
 
 def test_balancers_beat_none():
     stream = DriftingLogits(2048, 16, steps=20)
-    final = {name: list(replay(stream, equipoise.balancer(name, 16, top_k=2)))[-1] for name in ("none", "quantile")}
+    final = {
+        name: list(replay(stream, equipoise.balancer(name, 16, top_k=2)))[-1]
+        for name in ("none", "quantile")
+    }
     assert final["quantile"]["imbalance"] < 0.2 * final["none"]["imbalance"]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.arena import catalogue
-from equipoise.arena.synthetic import Drift, Dying, Skew, Synthetic, Topics
+from equipoise.arena.streams import catalogue
+from equipoise.arena.streams.synthetic import Drift, Dying, Skew, Synthetic, Topics
 
 SIZE = {"num_tokens": 4096, "num_experts": 16, "top_k": 2, "steps": 40}
 
@@ -60,7 +60,9 @@ def test_topics_come_round():
 
 def test_tokens_of_a_sequence_agree():
     """Logits have variance 1 + taste^2, of which taste^2 is shared."""
-    logits = made(taste=1.0, block=64, score="sigmoid").batch(0).scores.logit().unflatten(0, (-1, 64))
+    logits = (
+        made(taste=1.0, block=64, score="sigmoid").batch(0).scores.logit().unflatten(0, (-1, 64))
+    )
     assert float(logits.mean(1).var()) == pytest.approx(1 + 1 / 64, rel=0.1)
     assert float(logits.var(1).mean()) == pytest.approx(1.0, rel=0.05)
 

@@ -12,7 +12,9 @@ from equipoise.arena.tune import advise, run
 
 def result(name, rate, level, seed, noise=0.01, steps=120):
     series = level + noise * np.random.default_rng(seed).standard_normal(steps)
-    figures = dict.fromkeys(("affinity_kept", "switched", "idle_share", "steady_max_violation", "lag_one"), 1.0)
+    figures = dict.fromkeys(
+        ("affinity_kept", "switched", "idle_share", "steady_max_violation", "lag_one"), 1.0
+    )
     return Result(
         stream="s", balancer=name, rate=rate, steady_imbalance=level, over_floor=1.0, steps_to_floor=0, floor=0.02,
         imbalance=series.tolist(), max_violation=series.tolist(), **figures,
@@ -21,9 +23,17 @@ def result(name, rate, level, seed, noise=0.01, steps=120):
 
 def test_a_clear_winner_is_told():
     advice = advise(
-        [result("deepseek", 1e-3, 0.2, 0), result("deepseek", 1e-2, 0.06, 1), result("quantile", 1.0, 0.05, 2)]
+        [
+            result("deepseek", 1e-3, 0.2, 0),
+            result("deepseek", 1e-2, 0.06, 1),
+            result("quantile", 1.0, 0.05, 2),
+        ]
     )
-    assert (advice.balancer, advice.next_balancer, advice.next_rate) == ("quantile", "deepseek", 1e-2)
+    assert (advice.balancer, advice.next_balancer, advice.next_rate) == (
+        "quantile",
+        "deepseek",
+        1e-2,
+    )
     assert not advice.within_noise
     assert advice.low < 0.2 < advice.high
     assert "more than noise" in advice.paragraph()
@@ -31,13 +41,19 @@ def test_a_clear_winner_is_told():
 
 def test_noise_is_called_noise():
     """Two rules that are alike: at most a few of twenty pairs may look different by chance."""
-    pairs = [(result("deepseek", 1e-3, 0.05, 2 * n), result("quantile", 1.0, 0.05, 2 * n + 1)) for n in range(20)]
+    pairs = [
+        (result("deepseek", 1e-3, 0.05, 2 * n), result("quantile", 1.0, 0.05, 2 * n + 1))
+        for n in range(20)
+    ]
     assert sum(advise(pair).within_noise for pair in pairs) >= 14
     assert "within noise" in next(a for a in map(advise, pairs) if a.within_noise).paragraph()
 
 
 def test_the_last_rate_tried_is_told():
-    tried = [result("deepseek", rate, level, n) for n, (rate, level) in enumerate([(1e-3, 0.2), (1e-2, 0.05)])]
+    tried = [
+        result("deepseek", rate, level, n)
+        for n, (rate, level) in enumerate([(1e-3, 0.2), (1e-2, 0.05)])
+    ]
     assert "try --rates beyond" in advise([*tried, result("quantile", 1.0, 0.1, 9)]).paragraph()
 
 

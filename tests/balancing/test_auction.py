@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.balancing.auction import asking_prices, assign
+from equipoise.balancing.batch.auction import asking_prices, assign
 
 TOLERANCE = 1e-4
 
@@ -17,10 +17,16 @@ def even(num_tokens, num_experts, top_k):
 
 
 def missed(scores, found, top_k, least, most):
-    """An upper bound of what the assignment misses, by weak duality: any prices bound the optimum from above."""
+    """An upper bound of what the assignment misses, by weak duality: any prices bound the optimum
+    from above.
+    """
     values, prices = scores.double() - found.prices, found.prices
     # the dual of total = T K with loads in [least, most]: dear places beyond the least go first
-    beyond = ((most - least) * prices).sort(descending=True).values[: len(scores) * top_k - int(least.sum())]
+    beyond = (
+        ((most - least) * prices)
+        .sort(descending=True)
+        .values[: len(scores) * top_k - int(least.sum())]
+    )
     bound = values.topk(top_k, dim=1).values.sum() + (least * prices).sum() + beyond.sum()
     return float(bound - scores.double()[found.held].sum())
 
@@ -51,7 +57,10 @@ def test_bounds_always_hold(batch):
     assert_feasible(found, top_k, least, most)
     if top_k < scores.shape[1] and len(scores):
         epsilon = TOLERANCE * float(scores.max() - scores.min())
-        assert missed(scores, found, top_k, least, most) <= (scores.shape[0] * top_k + scores.shape[1]) * epsilon + 1e-9
+        assert (
+            missed(scores, found, top_k, least, most)
+            <= (scores.shape[0] * top_k + scores.shape[1]) * epsilon + 1e-9
+        )
 
 
 def crowds(name, num_tokens=512, num_experts=16):
@@ -82,7 +91,9 @@ def test_crowds_are_split(name):
 
 def test_nothing_is_missed_without_ties():
     dice = torch.Generator().manual_seed(0)
-    scores = (torch.randn(2048, 32, generator=dice) + 0.7 * torch.randn(32, generator=dice)).softmax(-1)
+    scores = (
+        torch.randn(2048, 32, generator=dice) + 0.7 * torch.randn(32, generator=dice)
+    ).softmax(-1)
     least, most = even(2048, 32, 4)
     found = assign(scores, 4, least, most, TOLERANCE)
     assert missed(scores, found, 4, least, most) < 1e-6  # of a total of 900
@@ -90,7 +101,11 @@ def test_nothing_is_missed_without_ties():
 
 def test_asking_prices_nearly_balance():
     dice = torch.Generator().manual_seed(0)
-    scores = (torch.randn(4096, 32, generator=dice) + torch.randn(32, generator=dice)).softmax(-1).double()
+    scores = (
+        (torch.randn(4096, 32, generator=dice) + torch.randn(32, generator=dice))
+        .softmax(-1)
+        .double()
+    )
     least, most = even(4096, 32, 4)
     prices = asking_prices(scores.t().contiguous(), 4, least, most)
     loads = torch.bincount((scores - prices).topk(4).indices.flatten(), minlength=32)

@@ -8,25 +8,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import equipoise
-from equipoise.arena import catalogue
 from equipoise.arena.cells import Cell, Reference, run
 from equipoise.arena.floor import floor
 from equipoise.arena.replay import replay
-from equipoise.arena.streams import DriftingLogits, sampling_floor
-from equipoise.balancing.curvature import CurvatureMove, count_pairs
-from equipoise.balancing.flips import FlipMove, default_stride
+from equipoise.arena.streams import catalogue
+from equipoise.arena.streams.stream import DriftingLogits, sampling_floor
+from equipoise.balancing.shift.curvature import CurvatureMove, count_pairs
+from equipoise.balancing.shift.flips import FlipMove, default_stride
 from equipoise.routing import route
 
 
 def batch(num_tokens, num_experts, seed=0, skew=0.7):
     dice = torch.Generator().manual_seed(seed)
     return (
-        torch.randn(num_tokens, num_experts, generator=dice) + skew * torch.randn(num_experts, generator=dice)
+        torch.randn(num_tokens, num_experts, generator=dice)
+        + skew * torch.randn(num_experts, generator=dice)
     ).softmax(-1)
 
 
 @settings(max_examples=80, deadline=None)
-@given(seed=st.integers(0, 2**20), top_k=st.integers(1, 5), expert=st.integers(0, 5), move=st.floats(-0.5, 0.5))
+@given(
+    seed=st.integers(0, 2**20),
+    top_k=st.integers(1, 5),
+    expert=st.integers(0, 5),
+    move=st.floats(-0.5, 0.5),
+)
 def test_flips_tell_the_load_along_a_coordinate(seed, top_k, expert, move):
     """If one shift moves by s, exactly the tokens with a flip distance above -s take that expert."""
     scores = batch(60, 6, seed).double()
@@ -54,7 +60,9 @@ def test_pairs_are_counted():
 
 @pytest.mark.parametrize(("num_experts", "top_k"), [(5, 1), (5, 3), (12, 4)])
 def test_uniform_scores_have_the_known_graph(num_experts, top_k):
-    """i.i.d. uniform scores at shift 0 have w_kl = 1/(E - 1) for every K: the paper's w, known exactly."""
+    """i.i.d. uniform scores at shift 0 have w_kl = 1/(E - 1) for every K: the paper's w, known
+    exactly.
+    """
     num_tokens, bandwidth = 400_000, torch.tensor(0.003)
     scores = torch.rand(num_tokens, num_experts, generator=torch.Generator().manual_seed(0))
     pairs = count_pairs(route(scores, top_k), num_experts, bandwidth)
@@ -74,17 +82,24 @@ def test_newton_solves_the_laplacian():
     move.seen.fill_(1e9)  # so many tokens that the prior weighs nothing
     gap = torch.tensor([1.0, -2.0, 0.5, 0.5, 1.0, -1.0], dtype=torch.float64)
     expected = torch.linalg.pinv(torch.diag(graph.sum(1)) - graph) @ gap
-    torch.testing.assert_close(move._newton(gap, torch.ones(6, dtype=torch.float64)), expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        move._newton(gap, torch.ones(6, dtype=torch.float64)), expected, rtol=1e-4, atol=1e-6
+    )
 
 
 def test_two_components_are_bridged():
-    """Without an edge between two halves their gap cannot be closed by the graph alone: the prior joins them."""
+    """Without an edge between two halves their gap cannot be closed by the graph alone: the prior
+    joins them.
+    """
     move = CurvatureMove()
     move.build(4)
     move.graph[0, 1] = move.graph[1, 0] = move.graph[2, 3] = move.graph[3, 2] = 1.0
     move.batches.fill_(1.0)
     move.seen.fill_(100.0)
-    step = move._newton(torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64), torch.ones(4, dtype=torch.float64))
+    step = move._newton(
+        torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64),
+        torch.ones(4, dtype=torch.float64),
+    )
     assert torch.isfinite(step).all()
     assert step[0] == pytest.approx(float(step[1]))
     assert step[0] > 0 > step[2]
@@ -100,16 +115,23 @@ def test_the_gain_finds_itself(drift, low, high):
 
 def imbalances(stream, num_experts, balancer=None):
     return [
-        step["imbalance"] for step in replay(stream, balancer or equipoise.balancer("curvature", num_experts, top_k=2))
+        step["imbalance"]
+        for step in replay(
+            stream, balancer or equipoise.balancer("curvature", num_experts, top_k=2)
+        )
     ]
 
 
 @pytest.mark.parametrize("seed", [7, 8])
 def test_thin_evidence_adds_up(seed):
-    """64 tokens, 8 experts, nothing drifts: steps 600 to 1,000 are at what chance leaves. With a gain of at least 0.05 and a
-    bandwidth from one batch, in which six tokens hesitate, it was 1.10 times that."""
+    """64 tokens, 8 experts, nothing drifts: steps 600 to 1,000 are at what chance leaves. With a
+    gain of at least 0.05 and a bandwidth from one batch, in which six tokens hesitate, it was 1.10
+    times that.
+    """
     history = imbalances(DriftingLogits(64, 8, steps=1000, seed=seed), 8)
-    assert sum(history[600:]) / 400 <= 1.035 * sampling_floor(64, 8, 2)  # single seeds scatter by 2 to 4%
+    assert sum(history[600:]) / 400 <= 1.035 * sampling_floor(
+        64, 8, 2
+    )  # single seeds scatter by 2 to 4%
 
 
 def test_a_swap_after_long_calm_is_noticed():
@@ -120,7 +142,9 @@ def test_a_swap_after_long_calm_is_noticed():
 
 
 def test_an_expert_set_anew_starts_again():
-    """After a flip step the gains of that expert are 1/2, 1/3, ..., those of the others the lasting one."""
+    """After a flip step the gains of that expert are 1/2, 1/3, ..., those of the others the lasting
+    one.
+    """
     move = CurvatureMove()
     move.build(4)
     move.gain.fill_(0.01)
@@ -129,7 +153,9 @@ def test_an_expert_set_anew_starts_again():
     move._gains(calm, size, torch.tensor([True, False, False, False]))
     for expected in (1 / 2, 1 / 3, 1 / 4):
         gains = move._gains(calm, size, torch.zeros(4, dtype=torch.bool))
-        torch.testing.assert_close(gains, torch.tensor([expected, 0.01, 0.01, 0.01]), check_dtype=False)
+        torch.testing.assert_close(
+            gains, torch.tensor([expected, 0.01, 0.01, 0.01]), check_dtype=False
+        )
 
 
 @pytest.mark.parametrize("mask", [None, torch.ones(32, dtype=torch.bool)])
@@ -141,7 +167,11 @@ def test_an_empty_batch_changes_nothing(mask):
         before = {name: value.clone() for name, value in balancer.state_dict().items()}
         scores = batch(0 if mask is None else 32, 8, seed)
         balancer.update(balancer.tally(scores, balancer.route(scores, mask=mask)))
-        changed = [name for name, value in balancer.state_dict().items() if not torch.equal(value, before[name])]
+        changed = [
+            name
+            for name, value in balancer.state_dict().items()
+            if not torch.equal(value, before[name])
+        ]
         assert changed == ["steps"]
 
 
@@ -149,7 +179,9 @@ def test_small_batches_weigh_little():
     """Batches of 1,024 tokens and of one in turn: the one token must not undo what the others show."""
     balancer = equipoise.balancer("curvature", 8, top_k=2)
     stream = DriftingLogits(1024, 8, steps=200, seed=7)
-    history = imbalances((scores[: 1 if step % 2 else None] for step, scores in enumerate(stream)), 8, balancer)
+    history = imbalances(
+        (scores[: 1 if step % 2 else None] for step, scores in enumerate(stream)), 8, balancer
+    )
     assert sum(history[100::2]) / 50 <= 1.25 * sampling_floor(1024, 8, 2)
 
 
@@ -158,7 +190,9 @@ def test_older_states_load():
     balancer = equipoise.balancer("curvature", 8, top_k=2)
     step_of(balancer, batch(64, 8))
     state = {name.replace("trail", "last"): value for name, value in balancer.state_dict().items()}
-    older = {name: value for name, value in state.items() if not name.endswith(("doubt", "usual_tokens"))}
+    older = {
+        name: value for name, value in state.items() if not name.endswith(("doubt", "usual_tokens"))
+    }
     used = equipoise.balancer("curvature", 8, top_k=2)
     for seed in range(3):
         step_of(used, batch(64, 8, seed))
@@ -167,18 +201,24 @@ def test_older_states_load():
     assert torch.equal(used.direction.doubt, torch.ones(8))
     assert float(used.direction.usual_tokens) == 0.0
     with pytest.raises(RuntimeError, match="doubt"):
-        used.load_state_dict({name: value for name, value in balancer.state_dict().items() if "doubt" not in name})
+        used.load_state_dict(
+            {name: value for name, value in balancer.state_dict().items() if "doubt" not in name}
+        )
 
 
 def test_many_experts_let_the_gain_move_faster():
-    """Of 300 experts with few tokens the gain has to come down within some twenty steps; by tenths it was still 0.24."""
+    """Of 300 experts with few tokens the gain has to come down within some twenty steps; by tenths
+    it was still 0.24.
+    """
     balancer = equipoise.balancer("curvature", 300, top_k=6)
     for _ in replay(DriftingLogits(512, 300, steps=24, drift=0.0), balancer):
         pass
     assert float(balancer.direction.gain) < 0.2
 
 
-@pytest.mark.parametrize(("stream", "most"), [({}, 0.92), ({"drift": 0.03}, 0.97), ({"swap_at": 50}, 1.0)])
+@pytest.mark.parametrize(
+    ("stream", "most"), [({}, 0.92), ({"drift": 0.03}, 0.97), ({"swap_at": 50}, 1.0)]
+)
 def test_it_beats_quantile(stream, most):
     """The small, seeded form of benchmarks/bench_curvature.py."""
     batches = list(DriftingLogits(2048, 16, steps=70, seed=3, **stream))
@@ -189,14 +229,20 @@ def test_it_beats_quantile(stream, most):
     assert final["curvature"] <= most * final["quantile"]
     if not stream:
         assert final["curvature"] <= 1.1 * sampling_floor(2048, 16, 2)
-        assert min(measured["imbalance"] for measured in history[:6]) <= 2 * sampling_floor(2048, 16, 2)
+        assert min(measured["imbalance"] for measured in history[:6]) <= 2 * sampling_floor(
+            2048, 16, 2
+        )
 
 
 @pytest.mark.parametrize(("name", "most"), [("sequences", 1.15), ("heavy", 2.0)])
 def test_noise_that_is_usual_moves_no_expert_alone(name, most):
-    """Loads scatter more here than those of independent tokens would. Taken for experts gone astray, it was 1.3 and 2.7."""
+    """Loads scatter more here than those of independent tokens would. Taken for experts gone
+    astray, it was 1.3 and 2.7.
+    """
     (stream,) = catalogue.find(name, seed=5, steps=60)
-    (result,) = run([Cell(stream, "curvature")], Reference(floor(stream), {str(stream.steps - 1): math.nan}))
+    (result,) = run(
+        [Cell(stream, "curvature")], Reference(floor(stream), {str(stream.steps - 1): math.nan})
+    )
     assert result.over_floor < most
 
 
@@ -208,7 +254,9 @@ def disliked(scores):
 
 
 def two_worlds(scores):
-    """Half of the tokens like only the first half of the experts, the others the second: a disconnected graph."""
+    """Half of the tokens like only the first half of the experts, the others the second: a
+    disconnected graph.
+    """
     world = (torch.arange(len(scores)) % 2).unsqueeze(1)
     half = (torch.arange(scores.shape[1]) >= scores.shape[1] // 2).long()
     return torch.where(world == half, scores, scores * 1e-12)
@@ -245,9 +293,15 @@ def test_nothing_unsettles_it(case):
         assert (balancer.shift - before).abs().max() <= 2 * width
         if step >= 10:
             imbalance["curvature"] += float(equipoise.metrics(routing.loads)["imbalance"])
-            imbalance["none"] += float(equipoise.metrics(none.route(scores, **options).loads)["imbalance"])
+            imbalance["none"] += float(
+                equipoise.metrics(none.route(scores, **options).loads)["imbalance"]
+            )
     assert balancer.shift.abs().max() < 2  # scores are within 1 of each other
-    if case not in ("one token", "fewer tokens than experts", "all tokens alike"):  # no shift balances these
+    if case not in (
+        "one token",
+        "fewer tokens than experts",
+        "all tokens alike",
+    ):  # no shift balances these
         assert imbalance["curvature"] < imbalance["none"]
 
 
@@ -255,7 +309,11 @@ def test_unequal_targets_are_approached():
     weights = [3.0] * 4 + [1.0] * 12
     balancer = equipoise.balancer("curvature", 16, top_k=3, target=weights)
     history = [
-        float(equipoise.metrics(step_of(balancer, batch(2048, 16, seed=seed, skew=0.0)), target=weights)["imbalance"])
+        float(
+            equipoise.metrics(
+                step_of(balancer, batch(2048, 16, seed=seed, skew=0.0)), target=weights
+            )["imbalance"]
+        )
         for seed in range(20)
     ]
     assert sum(history[-5:]) < 0.5 * sum(history[:1]) * 5

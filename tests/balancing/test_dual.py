@@ -7,8 +7,8 @@ import torch
 
 import equipoise
 from equipoise.balancing import Dual
-from equipoise.balancing.directions import LoadGap
-from equipoise.balancing.rules import Clip, Momentum, Scale, Sign
+from equipoise.balancing.shift.directions import LoadGap
+from equipoise.balancing.shift.parts import Clip, Momentum, Scale, Sign
 from equipoise.routing import Tally
 
 
@@ -24,10 +24,14 @@ def shift_after(name, loads, **options):
 
 
 def test_deepseek_moves_by_its_rate():
-    assert torch.equal(shift_after("deepseek", [10, 20, 30], update_rate=0.5), torch.tensor([0.5, 0.0, -0.5]))
+    assert torch.equal(
+        shift_after("deepseek", [10, 20, 30], update_rate=0.5), torch.tensor([0.5, 0.0, -0.5])
+    )
 
 
-@pytest.mark.parametrize(("unit", "expected"), [("counts", 10.0), ("tokens", 10 / 30), ("relative", 0.5)])
+@pytest.mark.parametrize(
+    ("unit", "expected"), [("counts", 10.0), ("tokens", 10 / 30), ("relative", 0.5)]
+)
 def test_units_scale_the_gap(unit, expected):
     moved = shift_after("proportional", [10, 20, 30], update_rate=1.0, unit=unit)
     torch.testing.assert_close(moved, torch.tensor([expected, 0.0, -expected]))
@@ -37,20 +41,29 @@ def test_units_convert_as_documented():
     """u_relative = u_tokens K/E and u_counts = u_tokens / T."""
     loads, u = [10, 25, 25, 20], 0.7
     tokens = shift_after("inverse", loads, update_rate=u)
-    torch.testing.assert_close(shift_after("inverse", loads, update_rate=u * 2 / 4, unit="relative"), tokens)
-    torch.testing.assert_close(shift_after("inverse", loads, update_rate=u / 40, unit="counts"), tokens)
+    torch.testing.assert_close(
+        shift_after("inverse", loads, update_rate=u * 2 / 4, unit="relative"), tokens
+    )
+    torch.testing.assert_close(
+        shift_after("inverse", loads, update_rate=u / 40, unit="counts"), tokens
+    )
 
 
 def test_unequal_targets_are_met():
     balanced = shift_after("deepseek", [40, 20, 20], target=[2, 1, 1])
     assert not balanced.any()
-    assert torch.equal(shift_after("deepseek", [30, 30, 20], target=[2, 1, 1]).sign(), torch.tensor([1.0, -1.0, 0.0]))
+    assert torch.equal(
+        shift_after("deepseek", [30, 30, 20], target=[2, 1, 1]).sign(),
+        torch.tensor([1.0, -1.0, 0.0]),
+    )
 
 
 def test_balance_is_exact_for_awkward_sizes():
     """49 * (1/49) is not 1 in floating point; the gap must be 0 all the same."""
     for num_experts in range(2, 200):
-        gap = equipoise.balancer("deepseek", num_experts, top_k=1).target.gap(torch.full((num_experts,), 7))
+        gap = equipoise.balancer("deepseek", num_experts, top_k=1).target.gap(
+            torch.full((num_experts,), 7)
+        )
         assert not gap.any(), num_experts
 
 
@@ -164,7 +177,10 @@ def test_targets_that_are_no_binary_fractions_can_be_met(name):
 
 
 def test_half_of_all_choices_is_a_target_for_top_two():
-    assert equipoise.balancer("deepseek", 3, top_k=2, target=[0.5, 0.45, 0.05]).target.weights.sum() == 1
+    assert (
+        equipoise.balancer("deepseek", 3, top_k=2, target=[0.5, 0.45, 0.05]).target.weights.sum()
+        == 1
+    )
 
 
 @pytest.mark.parametrize("name", ["deepseek", "inverse", "inverse_sqrt"])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from equipoise.balancing.laplacian import solve_laplacian
+from equipoise.balancing.shift.laplacian import solve_laplacian
 
 
 def graph_of(num_experts, seed=0, sparse=0.0):
@@ -14,22 +14,33 @@ def graph_of(num_experts, seed=0, sparse=0.0):
 
 
 def gap_of(num_experts, seed=0):
-    gap = torch.randn(num_experts, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    gap = torch.randn(
+        num_experts, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
     return gap - gap.mean()
 
 
 @pytest.mark.parametrize("num_experts", [2, 3, 16, 64, 200])
 @pytest.mark.parametrize("sparse", [0.0, 0.5])
 def test_it_is_the_pseudo_inverse(num_experts, sparse):
-    graph, gap = graph_of(num_experts, sparse=sparse if num_experts > 3 else 0.0), gap_of(num_experts)
+    graph, gap = (
+        graph_of(num_experts, sparse=sparse if num_experts > 3 else 0.0),
+        gap_of(num_experts),
+    )
     expected = torch.linalg.pinv(torch.diag(graph.sum(1)) - graph) @ gap
-    torch.testing.assert_close(solve_laplacian(graph, gap, rounds=64), expected, rtol=1e-6, atol=1e-9)
-    torch.testing.assert_close(solve_laplacian(graph, gap), expected, rtol=0, atol=1e-3 * float(expected.abs().max()))
+    torch.testing.assert_close(
+        solve_laplacian(graph, gap, rounds=64), expected, rtol=1e-6, atol=1e-9
+    )
+    torch.testing.assert_close(
+        solve_laplacian(graph, gap), expected, rtol=0, atol=1e-3 * float(expected.abs().max())
+    )
 
 
 def test_more_rounds_change_nothing_solved():
     graph, gap = graph_of(4), gap_of(4)
-    torch.testing.assert_close(solve_laplacian(graph, gap, 100), solve_laplacian(graph, gap, 8), rtol=1e-9, atol=0)
+    torch.testing.assert_close(
+        solve_laplacian(graph, gap, 100), solve_laplacian(graph, gap, 8), rtol=1e-9, atol=0
+    )
 
 
 def test_lone_experts_stay():
@@ -38,7 +49,9 @@ def test_lone_experts_stay():
     gap[2] = 0
     gap[[0, 1, 3, 4]] -= gap[[0, 1, 3, 4]].mean()
     step = solve_laplacian(graph, gap)
-    torch.testing.assert_close(graph.sum(1) * step - graph @ step, gap)  # the others are solved among themselves
+    torch.testing.assert_close(
+        graph.sum(1) * step - graph @ step, gap
+    )  # the others are solved among themselves
     assert abs(float(step.mean())) < 1e-12
 
 

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.balancing.matching import Base, ExpertChoice
-from equipoise.balancing.transport import BIP, Sinkhorn
+from equipoise.balancing.batch.matching import Base, ExpertChoice
+from equipoise.balancing.batch.transport import BIP, Sinkhorn
 from equipoise.routing import route
 
 exact_methods = pytest.mark.parametrize("method", [Base, ExpertChoice])
@@ -15,7 +15,10 @@ all_methods = pytest.mark.parametrize("method", [Base, ExpertChoice, Sinkhorn, B
 
 def skewed(num_tokens=256, num_experts=16, seed=0):
     dice = torch.Generator().manual_seed(seed)
-    return (torch.randn(num_tokens, num_experts, generator=dice) + torch.randn(num_experts, generator=dice)).softmax(-1)
+    return (
+        torch.randn(num_tokens, num_experts, generator=dice)
+        + torch.randn(num_experts, generator=dice)
+    ).softmax(-1)
 
 
 def third(num_tokens):
@@ -31,7 +34,10 @@ def batches(draw):
     share = draw(st.sampled_from([0.0, 0.3, 1.0]))
     mask = torch.rand(len(scores), generator=torch.Generator().manual_seed(len(scores))) < share
     target = draw(
-        st.none() | st.lists(st.sampled_from([1.0, 1.5, 2.0, 0.1]), min_size=num_experts, max_size=num_experts)
+        st.none()
+        | st.lists(
+            st.sampled_from([1.0, 1.5, 2.0, 0.1]), min_size=num_experts, max_size=num_experts
+        )
     )
     if target is not None and max(target) * top_k > sum(target):
         target = None
@@ -80,7 +86,9 @@ def test_experts_take_their_best(target):
     routing = ExpertChoice(16, 3, target=target).route(scores, mask=mask)
     expected = by_a_plain_loop(scores, mask, routing.loads.tolist())
     for expert in range(16):
-        assert set((routing.experts == expert).any(1).nonzero().flatten().tolist()) == expected[expert]
+        assert (
+            set((routing.experts == expert).any(1).nonzero().flatten().tolist()) == expected[expert]
+        )
 
 
 def test_places_left_over_go_to_the_keenest():
@@ -121,16 +129,22 @@ def test_runner_up_is_the_next_best():
     routing = Base(8, 2).route(scores)
     values = scores.double() - prices
     expected = route(values, 2)
-    settled = expected.margin > 1e-9  # the others stand between two experts, and the prices do not say which
+    settled = (
+        expected.margin > 1e-9
+    )  # the others stand between two experts, and the prices do not say which
     assert 48 < settled.sum() < 64
     assert torch.equal(routing.runner_up[settled], expected.runner_up[settled])
-    assert torch.equal(routing.experts.sort(1).values[settled], expected.experts.sort(1).values[settled])
+    assert torch.equal(
+        routing.experts.sort(1).values[settled], expected.experts.sort(1).values[settled]
+    )
     torch.testing.assert_close(routing.margin.double(), expected.margin, rtol=0, atol=1e-7)
     assert not held.gather(1, routing.runner_up.unsqueeze(1)).any()
 
 
 def test_margins_are_never_negative():
-    """Crowds of nearly equal tokens move together, and some of them then stand on the wrong side by less than epsilon."""
+    """Crowds of nearly equal tokens move together, and some of them then stand on the wrong side by
+    less than epsilon.
+    """
     dice = torch.Generator().manual_seed(0)
     crowd = torch.randint(0, 8, (512,), generator=dice)
     noise = 0.001 * torch.randn(512, 16, generator=dice)
@@ -138,7 +152,9 @@ def test_margins_are_never_negative():
     balancer = Base(16, 3, tolerance=1e-2)
     held, prices = balancer._match(scores, None)
     values = scores.double() - prices
-    ahead = values.masked_fill(~held, torch.inf).amin(1) - values.masked_fill(held, -torch.inf).amax(1)
+    ahead = values.masked_fill(~held, torch.inf).amin(1) - values.masked_fill(
+        held, -torch.inf
+    ).amax(1)
     assert -1e-2 <= ahead.min() < 0
     assert balancer.route(scores).margin.min() == 0
 
@@ -188,7 +204,10 @@ def test_nothing_is_learnt(method):
     tally = balancer.tally(scores, first)
     balancer.update(tally)
     again = balancer.route(scores)
-    assert all(mine is theirs is None or torch.equal(mine, theirs) for mine, theirs in zip(first, again, strict=True))
+    assert all(
+        mine is theirs is None or torch.equal(mine, theirs)
+        for mine, theirs in zip(first, again, strict=True)
+    )
     assert list(balancer.state_dict()) == ["steps"]
     assert tally.loads.sum() == 256 * 3
 
@@ -224,7 +243,9 @@ def test_wrong_input_is_refused(method):
     with pytest.raises(ValueError, match="mask has shape"):
         balancer.route(scores, mask=torch.ones(3, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"the first at \(token 5, expert 2\)"):
-        balancer.route(scores.index_put((torch.tensor(5), torch.tensor(2)), torch.tensor(torch.nan)))
+        balancer.route(
+            scores.index_put((torch.tensor(5), torch.tensor(2)), torch.tensor(torch.nan))
+        )
 
 
 def test_tolerance_must_be_positive():

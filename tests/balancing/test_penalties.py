@@ -10,11 +10,16 @@ E, K = 8, 2
 
 
 def batch(*shape, seed=0):
-    return (torch.randn(*shape, E, generator=torch.Generator().manual_seed(seed)) + torch.linspace(0, 1, E)).softmax(-1)
+    return (
+        torch.randn(*shape, E, generator=torch.Generator().manual_seed(seed))
+        + torch.linspace(0, 1, E)
+    ).softmax(-1)
 
 
 def aux(scores, scope="batch", mask=None, sequences=None, coefficient=1.0, **options):
-    balancer = equipoise.balancer("aux", E, top_k=K, coefficient=coefficient, scope=scope, **options)
+    balancer = equipoise.balancer(
+        "aux", E, top_k=K, coefficient=coefficient, scope=scope, **options
+    )
     return balancer.penalty(scores, balancer.route(scores, mask=mask), sequences=sequences)
 
 
@@ -67,14 +72,18 @@ def test_padding_costs_nothing(scope):
     scores = batch(2, 10)
     mask = torch.zeros(2, 10, dtype=torch.bool)
     mask[:, 6:] = True
-    assert float(aux(scores, scope, mask)) == pytest.approx(float(aux(scores[:, :6], scope)), rel=1e-5)
+    assert float(aux(scores, scope, mask)) == pytest.approx(
+        float(aux(scores[:, :6], scope)), rel=1e-5
+    )
 
 
 def test_empty_sequences_do_not_count():
     scores = batch(2, 10)
     mask = torch.zeros(2, 10, dtype=torch.bool)
     mask[1] = True
-    assert float(aux(scores, "sequence", mask)) == pytest.approx(float(aux(scores[:1], "sequence")), rel=1e-5)
+    assert float(aux(scores, "sequence", mask)) == pytest.approx(
+        float(aux(scores[:1], "sequence")), rel=1e-5
+    )
 
 
 def test_gradients_push_the_favourite_down():
@@ -87,7 +96,9 @@ def test_gradients_push_the_favourite_down():
 
 
 def global_step(balancer, parts):
-    """One optimizer step's penalty as trainings take it, the mean over micro-batches; then the update."""
+    """One optimizer step's penalty as trainings take it, the mean over micro-batches; then the
+    update.
+    """
     penalties, tallies = [], []
     for part in parts:
         routing = balancer.route(part)
@@ -98,7 +109,9 @@ def global_step(balancer, parts):
 
 
 def test_global_does_not_see_the_cuts():
-    whole, cut = (equipoise.balancer("aux", E, top_k=K, scope="global", coefficient=1.0) for _ in range(2))
+    whole, cut = (
+        equipoise.balancer("aux", E, top_k=K, scope="global", coefficient=1.0) for _ in range(2)
+    )
     for seed in range(3):
         scores = batch(40, seed=seed)
         one, four = global_step(whole, [scores]), global_step(cut, scores.split(10))
@@ -120,7 +133,9 @@ def test_z_loss_is_its_formula():
     logits = torch.randn(20, E, generator=torch.Generator().manual_seed(0))
     balancer = equipoise.balancer("z_loss", E, top_k=K, coefficient=0.5)
     mask = torch.arange(20) >= 15
-    found = balancer.penalty(logits.softmax(-1), balancer.route(logits.softmax(-1), mask=mask), logits=logits)
+    found = balancer.penalty(
+        logits.softmax(-1), balancer.route(logits.softmax(-1), mask=mask), logits=logits
+    )
     expected = 0.5 * logits[:15].exp().sum(1).log().square().mean()
     torch.testing.assert_close(found, expected)
 
@@ -133,7 +148,9 @@ def test_z_loss_asks_for_logits():
 
 def test_shifts_carry_penalties():
     scores = batch(2, 10)
-    both = equipoise.balancer("deepseek", E, top_k=K).carry(AuxiliaryLoss(1e-4, "sequence"), ZLoss(1e-3))
+    both = equipoise.balancer("deepseek", E, top_k=K).carry(
+        AuxiliaryLoss(1e-4, "sequence"), ZLoss(1e-3)
+    )
     routing = both.route(scores)
     found = both.penalty(scores, routing, logits=scores.log())
     z = 1e-3 * scores.log().logsumexp(-1).square().mean()
@@ -150,5 +167,7 @@ def test_missing_sequences_are_asked_for():
 
 
 def test_unknown_scopes_are_refused():
-    with pytest.raises(ValueError, match="scope must be one of batch, sequence, global, not 'layer'"):
+    with pytest.raises(
+        ValueError, match="scope must be one of batch, sequence, global, not 'layer'"
+    ):
         AuxiliaryLoss(1e-3, "layer")

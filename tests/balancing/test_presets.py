@@ -9,20 +9,24 @@ from equipoise.balancing.presets import PRESETS
 
 def test_near_names_are_offered():
     with pytest.raises(
-        ValueError, match=r"no balancer 'deepsek' \(did you mean 'deepseek'\?\): there are none, deepseek"
+        ValueError,
+        match=r"no balancer 'deepsek' \(did you mean 'deepseek'\?\): there are none, deepseek",
     ):
         equipoise.balancer("deepsek", 8, top_k=2)
 
 
 def test_near_options_are_offered():
     with pytest.raises(
-        TypeError, match=r"no option 'update_rates' \(did you mean 'update_rate'\?\): it takes update_rate"
+        TypeError,
+        match=r"no option 'update_rates' \(did you mean 'update_rate'\?\): it takes update_rate",
     ):
         equipoise.balancer("deepseek", 8, top_k=2, update_rates=1e-3)
 
 
 def test_foreign_options_are_refused():
-    with pytest.raises(TypeError, match=r"deepseek has no option 'bins': it takes update_rate, target"):
+    with pytest.raises(
+        TypeError, match=r"deepseek has no option 'bins': it takes update_rate, target"
+    ):
         equipoise.balancer("deepseek", 8, top_k=2, bins=8)
 
 
@@ -35,7 +39,9 @@ def test_impossible_top_k_is_refused(top_k):
 def test_bad_options_say_why():
     with pytest.raises(ValueError, match="ema must be in"):
         equipoise.balancer("quantile", 8, top_k=2, ema=1.0)
-    with pytest.raises(ValueError, match="unit must be one of counts, tokens, relative, not 'token'"):
+    with pytest.raises(
+        ValueError, match="unit must be one of counts, tokens, relative, not 'token'"
+    ):
         equipoise.balancer("inverse", 8, top_k=2, unit="token")
     with pytest.raises(ValueError, match="width must be positive"):
         equipoise.balancer("mirror", 8, top_k=2, width=0.0)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from equipoise.balancing import step_sizes
-from equipoise.balancing.rules import EMA, AdaGrad, Center, Clip, Momentum, Scale, Sign, Tanh
+from equipoise.balancing.shift import step_sizes
+from equipoise.balancing.shift.parts import EMA, AdaGrad, Center, Clip, Momentum, Scale, Sign, Tanh
 
 STEP = torch.tensor([3.0, 0.0, -1.0, -2.0])
 ONE = torch.tensor(1.0)
@@ -74,7 +74,9 @@ def test_parts_with_memory_are_not_shared():
         part.build(4)
 
 
-@pytest.mark.parametrize("make", [lambda: EMA(1.0), lambda: Momentum(-0.1), lambda: Clip(0.0), lambda: Tanh(-1.0)])
+@pytest.mark.parametrize(
+    "make", [lambda: EMA(1.0), lambda: Momentum(-0.1), lambda: Clip(0.0), lambda: Tanh(-1.0)]
+)
 def test_impossible_settings_are_refused(make):
     with pytest.raises(ValueError, match="must be"):
         make()

@@ -1,18 +1,24 @@
-"""Plans over a batch: Sinkhorn's has the marginals it should, BIP's prices are the paper's, and both make loads more even."""
+"""Plans over a batch: Sinkhorn's has the marginals it should, BIP's prices are the paper's, and
+both make loads more even.
+"""
 
 import pytest
 import torch
 
-from equipoise.balancing.transport import BIP, Sinkhorn, log_odds
+from equipoise.balancing.batch.transport import BIP, Sinkhorn, log_odds
 from equipoise.routing import metrics, route
 
 both = pytest.mark.parametrize("method", [Sinkhorn, BIP])
-score_functions = pytest.mark.parametrize("score", [lambda z: z.softmax(-1), torch.sigmoid], ids=["softmax", "sigmoid"])
+score_functions = pytest.mark.parametrize(
+    "score", [lambda z: z.softmax(-1), torch.sigmoid], ids=["softmax", "sigmoid"]
+)
 
 
 def logits(num_tokens=2048, num_experts=32):
     dice = torch.Generator().manual_seed(0)
-    return torch.randn(num_tokens, num_experts, generator=dice) + torch.randn(num_experts, generator=dice)
+    return torch.randn(num_tokens, num_experts, generator=dice) + torch.randn(
+        num_experts, generator=dice
+    )
 
 
 def imbalance(routing, target=None):
@@ -49,22 +55,30 @@ def test_sinkhorn_makes_loads_even(score):
 @score_functions
 def test_bip_makes_loads_more_even(score):
     scores = score(logits())
-    none, few, many = route(scores, 4), BIP(32, 4, rounds=4).route(scores), BIP(32, 4, rounds=32).route(scores)
+    none, few, many = (
+        route(scores, 4),
+        BIP(32, 4, rounds=4).route(scores),
+        BIP(32, 4, rounds=32).route(scores),
+    )
     assert imbalance(many) < imbalance(few) / 2 < imbalance(none) / 3
     target = [2.0] * 8 + [1.0] * 24
     assert imbalance(BIP(32, 4, rounds=64, target=target).route(scores), target) < 0.1
 
 
-@pytest.mark.parametrize("score", [lambda z: z.softmax(-1), lambda z: z - 1], ids=["softmax", "negative"])
+@pytest.mark.parametrize(
+    "score", [lambda z: z.softmax(-1), lambda z: z - 1], ids=["softmax", "negative"]
+)
 def test_bip_follows_its_paper(score):
     scores, mask = score(logits(60, 8)), torch.arange(60) % 5 == 0
     real = scores[~mask]  # 48 tokens, 2 choices, 8 experts: 12 places
     prices = torch.zeros(8)
     for _ in range(3):
-        elsewhere = torch.stack([(row - prices).sort(descending=True).values[2] for row in real]).clamp_min(0)
-        prices = torch.stack([(column - elsewhere).sort(descending=True).values[12] for column in real.t()]).clamp_min(
-            0
-        )
+        elsewhere = torch.stack(
+            [(row - prices).sort(descending=True).values[2] for row in real]
+        ).clamp_min(0)
+        prices = torch.stack(
+            [(column - elsewhere).sort(descending=True).values[12] for column in real.t()]
+        ).clamp_min(0)
     found = BIP(8, 2, rounds=3).plan(scores, mask)
     torch.testing.assert_close(found, scores - prices)
     assert 0 < (prices == 0).sum() < 8  # some experts are dear
@@ -88,7 +102,9 @@ def test_gates_are_unshifted(method):
     routing = method(32, 4).route(scores)
     assert torch.equal(routing.gates, scores.gather(1, routing.experts))
     routing.gates.sum().backward()
-    assert torch.equal(scores.grad != 0, torch.zeros(96, 32, dtype=torch.bool).scatter_(1, routing.experts, True))
+    assert torch.equal(
+        scores.grad != 0, torch.zeros(96, 32, dtype=torch.bool).scatter_(1, routing.experts, True)
+    )
 
 
 @both

@@ -1,4 +1,6 @@
-"""The contract's rows: every balancer, and the laws it is excused from. A new balancer is one more row."""
+"""The contract's rows: every balancer, and the laws it is excused from. A new balancer is one more
+row.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,10 @@ class Row:
     moves_when_balanced: bool = False
     """the others: they average over steps, or look at more than loads"""
     samples: bool = False
-    """part of its tally looks at every 8th token of a forward: cuts must fall between eights, and padding takes places.
-    Without the option `stride` all its laws hold up to 128 choices per expert and forward"""
+    """part of its tally looks at every 8th token of a forward: cuts must fall between eights, and
+    padding takes places. Without the option `stride` all its laws hold up to 128 choices per expert
+    and forward
+    """
     solves: bool = False
     """a sum over experts in another order rounds otherwise, in the last digit"""
     moves: bool = True
@@ -35,8 +39,9 @@ class Row:
         return equipoise.balancer(self.name, NUM_EXPERTS, top_k=TOP_K, **self.options)
 
 
-# Solvers of the batch itself. They have no shift, so laws about shifts do not apply, and each cut of a batch is solved on its
-# own, so neither do those about micro-batches and ranks. What does apply is in test_solvers.py.
+# Solvers of the batch itself. They have no shift, so laws about shifts do not apply, and each cut
+# of a batch is solved on its own, so neither do those about micro-batches and ranks. What does
+# apply is in test_solvers.py.
 SOLVERS = [Row("base"), Row("sinkhorn"), Row("bip"), Row("expert_choice")]
 
 UNEQUAL = [2.0] * 4 + [1.0] * 12
@@ -66,7 +71,8 @@ ROWS = [
 
 
 def exact_scores(num_tokens: int = NUM_TOKENS, seed: int = 0, levels: int = 4096) -> Tensor:
-    """Scores in (0, 1) without ties within a token, multiples of 1/levels: float32 holds them, and their sums, exactly.
+    """Scores in (0, 1) without ties within a token, multiples of 1/levels: float32 holds them, and
+    their sums, exactly.
 
     Low experts are liked more, so that there is something to balance.
     """
@@ -84,12 +90,18 @@ def exact_scores(num_tokens: int = NUM_TOKENS, seed: int = 0, levels: int = 4096
 
 
 def exact_shift(seed: int = 0) -> Tensor:
-    """A shift of both signs whose sums with exact scores are exact too, and never tie them: odd multiples of 2^-14."""
+    """A shift of both signs whose sums with exact scores are exact too, and never tie them: odd
+    multiples of 2^-14.
+    """
     dice = torch.Generator().manual_seed(seed)
-    return (torch.randperm(NUM_EXPERTS, generator=dice) * 64 + torch.arange(NUM_EXPERTS)) / 2**14 - 0.03125
+    return (
+        torch.randperm(NUM_EXPERTS, generator=dice) * 64 + torch.arange(NUM_EXPERTS)
+    ) / 2**14 - 0.03125
 
 
-def forward(balancer: Balancer, scores: Tensor, mask: Tensor | None = None) -> tuple[Routing, Tally]:
+def forward(
+    balancer: Balancer, scores: Tensor, mask: Tensor | None = None
+) -> tuple[Routing, Tally]:
     routing = balancer.route(scores, mask=mask)
     return routing, balancer.tally(scores, routing)
 

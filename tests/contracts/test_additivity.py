@@ -1,4 +1,6 @@
-"""However a batch is cut into micro-batches, its tally is the same: for any sizes, skews, masks and cuts."""
+"""However a batch is cut into micro-batches, its tally is the same: for any sizes, skews, masks and
+cuts.
+"""
 
 import torch
 from hypothesis import given, settings

@@ -29,7 +29,11 @@ def train(layer, mode):
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     for step in range(3):
         hidden = torch.randn(96, 8, generator=torch.Generator().manual_seed(step)).requires_grad_()
-        run = layer if mode is None else lambda x: checkpoint(layer, x, use_reentrant=mode == "reentrant")
+        run = (
+            layer
+            if mode is None
+            else lambda x: checkpoint(layer, x, use_reentrant=mode == "reentrant")
+        )
         output, routing, tally = run(hidden)
         output.square().mean().backward()
         assert tally.loads.sum() == 96 * TOP_K == routing.loads.sum()

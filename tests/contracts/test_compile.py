@@ -1,4 +1,6 @@
-"""torch.compile(fullgraph=True) of adjust + route + tally says what eager says, and does not compile again after an update."""
+"""torch.compile(fullgraph=True) of adjust + route + tally says what eager says, and does not
+compile again after an update.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""The tree's directions: imports only go down. A new room is a new line here, and in docs/decisions."""
+"""The tree's directions: imports only go down. A new room is a new line here, and in
+docs/decisions.
+"""
 
 import ast
 from pathlib import Path
@@ -6,21 +8,23 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "src" / "equipoise"
-THEORY = {"assignment", "theorems"}
-PRACTICE = {"routing", "balancing", "layers", "model", "training"}
+THEORY = {"storage", "trace", "optimum", "expected", "theorems"}
+PRACTICE = {"routing", "balancing", "layers", "model", "training", "attach"}
 
-# room -> the rooms it may import. `extras` (how to ask for an optional package) is open to all.
+# room -> the rooms it may import
 BELOW = {
-    "extras": set(),
-    "trace": set(),
-    "assignment": {"trace"},
-    "theorems": {"assignment", "trace"},
-    "routing": set(),
-    "balancing": {"routing"},
-    "layers": {"balancing", "routing"},
-    "model": {"layers", "balancing", "routing"},
-    "training": {"model", "layers", "balancing", "routing", "trace"},
-    "comparison": {"training", "trace"},
+    "storage": set(),
+    "trace": {"storage"},
+    "optimum": {"storage"},
+    "expected": {"storage", "optimum"},
+    "theorems": {"storage", "trace", "optimum", "expected"},
+    "routing": {"storage"},
+    "balancing": {"storage", "routing"},
+    "layers": {"storage", "balancing", "routing"},
+    "model": {"storage", "layers", "balancing", "routing"},
+    "training": {"storage", "trace", "model", "layers", "balancing", "routing"},
+    "results": {"storage", "trace", "training"},
+    "attach": {"storage", "trace", "balancing", "routing"},
 }
 EVERYTHING_BELOW = set(BELOW)
 BELOW |= dict.fromkeys(("arena", "experiments", "report", "integrations"), EVERYTHING_BELOW)
@@ -55,7 +59,7 @@ def offences(path, text):
             continue
         if len(parts) == 1:
             yield "only the entrances import equipoise itself"
-        elif parts[1] not in {room, "extras"} | BELOW[room]:
+        elif parts[1] not in {room} | BELOW[room]:
             yield f"{room} imports {parts[1]}"
 
 
@@ -71,10 +75,10 @@ def test_imports_go_down(path):
     [
         ("routing/route.py", "from equipoise.balancing import Balancer"),
         ("routing/route.py", "import equipoise"),
-        ("assignment/solve.py", "import torch"),
-        ("theorems/regret.py", "from equipoise.routing import route"),
-        ("balancing/dual.py", "import numba"),
-        ("trace.py", "from equipoise import routing"),
+        ("optimum/solve.py", "import torch"),
+        ("theorems/statements/regret.py", "from equipoise.routing import route"),
+        ("balancing/shift/dual.py", "import numba"),
+        ("trace/reader.py", "from equipoise import routing"),
     ],
 )
 def test_wrong_directions_are_seen(file, line):
@@ -85,6 +89,12 @@ def test_wrong_directions_are_seen(file, line):
 def test_the_command_imports_late(path):
     tree = ast.parse(path.read_text())
     top = {
-        name for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom) for name in imported_modules(node)
+        name
+        for node in tree.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in imported_modules(node)
     }
-    assert {name.split(".")[1] for name in top if name.startswith("equipoise.")} <= {"extras", "cli"}
+    assert {name.split(".")[1] for name in top if name.startswith("equipoise.")} <= {
+        "storage",
+        "cli",
+    }

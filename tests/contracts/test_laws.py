@@ -68,8 +68,11 @@ def test_relabelling_relabels_everything(row):
         assert torch.equal(other_tally.loads, tally.loads[order])
         balancer.update(tally)
         relabelled.update(other_tally)
-        # a sum over experts in another order may round otherwise: curvature's solve, in the last digit
-        torch.testing.assert_close(relabelled.shift, balancer.shift[order], rtol=0, atol=1e-7 if row.solves else 0)
+        # a sum over experts in another order may round otherwise: curvature's solve, in the last
+        # digit
+        torch.testing.assert_close(
+            relabelled.shift, balancer.shift[order], rtol=0, atol=1e-7 if row.solves else 0
+        )
 
 
 @every_balancer
@@ -167,14 +170,19 @@ def test_bf16_scores_give_the_same_shift(row):
 
 
 @every_balancer
-@pytest.mark.parametrize("cast", [nn.Module.half, nn.Module.bfloat16, nn.Module.double, lambda m: m.to(torch.bfloat16)])
+@pytest.mark.parametrize(
+    "cast", [nn.Module.half, nn.Module.bfloat16, nn.Module.double, lambda m: m.to(torch.bfloat16)]
+)
 def test_casting_the_model_keeps_the_state(row, cast):
     balancer = row.make()
     train(balancer, 2)
     before = copy.deepcopy(balancer)
     cast(nn.ModuleDict({"layer": nn.ModuleDict({"balancer": balancer})}))
     assert_same_state(balancer, before)
-    assert all(mine.dtype == theirs.dtype for mine, theirs in zip(balancer.buffers(), before.buffers(), strict=True))
+    assert all(
+        mine.dtype == theirs.dtype
+        for mine, theirs in zip(balancer.buffers(), before.buffers(), strict=True)
+    )
 
 
 @every_balancer
@@ -183,7 +191,9 @@ def test_state_of_other_experts_is_refused(row):
     balancer = row.make()
     train(balancer, 2)
     before = copy.deepcopy(balancer)
-    with pytest.raises(RuntimeError, match=r"shift has shape \(8,\) in this state and \(16,\) here"):
+    with pytest.raises(
+        RuntimeError, match=r"shift has shape \(8,\) in this state and \(16,\) here"
+    ):
         balancer.load_state_dict(other.state_dict())
     assert torch.equal(balancer.shift, before.shift)
     assert torch.equal(balancer.steps, before.steps)

@@ -1,4 +1,6 @@
-"""On the meta device there are no values to look at: what runs there never makes a GPU wait for one."""
+"""On the meta device there are no values to look at: what runs there never makes a GPU wait for
+one.
+"""
 
 import pytest
 import torch
@@ -14,7 +16,11 @@ def test_a_step_needs_no_values(row):
     mask = torch.zeros(64, dtype=torch.bool, device="meta")
     routing, tally = forward(balancer, scores, mask)
     balancer.update(tally + forward(balancer, scores, mask)[1])
-    assert {tensor.device.type for tensor in (*routing, tally.loads, balancer.shift) if tensor is not None} == {"meta"}
+    assert {
+        tensor.device.type
+        for tensor in (*routing, tally.loads, balancer.shift)
+        if tensor is not None
+    } == {"meta"}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
@@ -23,4 +29,6 @@ def test_tensors_follow_the_scores(row):
     scores = torch.rand(64, NUM_EXPERTS, device="meta")
     routing = route(scores, TOP_K, choose_by=balancer.adjust(scores), groups=(4, 2))
     tally = balancer.tally(scores, routing)
-    assert {tensor.device.type for tensor in (routing.loads, tally.step, *tally.parts.values())} == {"meta"}
+    assert {
+        tensor.device.type for tensor in (routing.loads, tally.step, *tally.parts.values())
+    } == {"meta"}

@@ -4,7 +4,14 @@ import torch
 import torch.distributed as dist
 
 import equipoise
-from tests.contracts.table import NUM_TOKENS, ROWS, assert_same_state, assert_same_tally, exact_scores, forward
+from tests.contracts.table import (
+    NUM_TOKENS,
+    ROWS,
+    assert_same_state,
+    assert_same_tally,
+    exact_scores,
+    forward,
+)
 from tests.ranks import on_ranks
 
 
@@ -14,7 +21,9 @@ def steps_like_one_rank(rank):
     for seed in range(3):
         scores = exact_scores(seed=seed)
         mine = scores.split([64, NUM_TOKENS - 64])[rank]  # unequal parts
-        summed = equipoise.reduce({name: forward(balancer, mine)[1] for name, balancer in balancers.items()})
+        summed = equipoise.reduce(
+            {name: forward(balancer, mine)[1] for name, balancer in balancers.items()}
+        )
         for name, balancer in alone.items():
             whole = forward(balancer, scores)[1]
             assert_same_tally(summed[name], whole)

@@ -10,7 +10,9 @@ def test_relabelled_targets_relabel_shifts():
     order = torch.randperm(NUM_EXPERTS, generator=torch.Generator().manual_seed(5))
     for name in {row.name for row in ROWS}:
         balancer = equipoise.balancer(name, NUM_EXPERTS, top_k=TOP_K, target=UNEQUAL)
-        relabelled = equipoise.balancer(name, NUM_EXPERTS, top_k=TOP_K, target=torch.tensor(UNEQUAL)[order])
+        relabelled = equipoise.balancer(
+            name, NUM_EXPERTS, top_k=TOP_K, target=torch.tensor(UNEQUAL)[order]
+        )
         for seed in range(3):
             scores = exact_scores(seed=seed)
             balancer.update(forward(balancer, scores)[1])

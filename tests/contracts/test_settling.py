@@ -1,4 +1,6 @@
-"""The settled shift: for every rule with a shift, a function of its shifts alone, that training never routes by."""
+"""The settled shift: for every rule with a shift, a function of its shifts alone, that training
+never routes by.
+"""
 
 import copy
 import itertools
@@ -8,7 +10,7 @@ import torch
 
 import equipoise
 from equipoise.balancing import Dual
-from equipoise.balancing.settling import Settling, belongs_to_settling
+from equipoise.balancing.shift.settling import Settling, belongs_to_settling
 from tests.contracts.table import NUM_EXPERTS, ROWS, assert_same_state, exact_scores, forward, train
 
 DUALS = [row for row in ROWS if isinstance(made := row.make(), Dual) and made.settling is not None]
@@ -46,11 +48,15 @@ def settle_all(shifts):
     return settling
 
 
-@pytest.mark.parametrize(("drift", "noise"), [(0.0, 1e-3), (1e-4, 1e-3), (1e-3, 1e-3), (1e-3, 0.0), (1e-3, 1e-4)])
+@pytest.mark.parametrize(
+    ("drift", "noise"), [(0.0, 1e-3), (1e-4, 1e-3), (1e-3, 1e-3), (1e-3, 0.0), (1e-3, 1e-4)]
+)
 @pytest.mark.parametrize("steps", [2, 4, 5, 6, 40])
 def test_it_is_what_all_shifts_together_say(drift, noise, steps):
     _, shifts = walk(steps, drift, noise, seed=steps)
-    torch.testing.assert_close(settle_all(shifts).settled, slow_twin(shifts).float(), rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(
+        settle_all(shifts).settled, slow_twin(shifts).float(), rtol=1e-4, atol=1e-7
+    )
 
 
 @pytest.mark.parametrize("row", DUALS, ids=str)
@@ -61,7 +67,9 @@ def test_in_a_balancer_it_is_what_its_shifts_say(row):
         train(balancer, 1, first_seed=seed)
         if not torch.equal(balancer.shift, shifts[-1]):
             shifts.append(balancer.shift.clone())
-    torch.testing.assert_close(balancer.settled_shift, slow_twin(shifts).float(), rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(
+        balancer.settled_shift, slow_twin(shifts).float(), rtol=1e-3, atol=1e-6
+    )
     assert balancer.settled_shift.dtype == torch.float32
 
 
@@ -70,7 +78,9 @@ def test_noise_is_smoothed_and_steady_movement_is_followed():
     for seed in range(20):
         path, shifts = walk(60, drift=1e-3, noise=4e-3, seed=seed)
         off.setdefault("iterate", []).append((shifts[-1] - path[-1]).square().mean())
-        off.setdefault("settled", []).append((settle_all(shifts).settled - path[-1]).square().mean())
+        off.setdefault("settled", []).append(
+            (settle_all(shifts).settled - path[-1]).square().mean()
+        )
     assert sum(off["settled"]) < 0.5 * sum(off["iterate"])
     ramp = torch.arange(60.0).unsqueeze(1) * torch.linspace(-1e-3, 1e-3, 16)
     assert torch.equal(settle_all(ramp).settled, ramp[-1])
@@ -129,7 +139,9 @@ def test_a_state_without_it_still_loads(row):
     old, new = row.make(), row.make()
     train(old, 6)
     train(new, 3)
-    new.load_state_dict({name: value for name, value in old.state_dict().items() if not belongs_to_settling(name)})
+    new.load_state_dict(
+        {name: value for name, value in old.state_dict().items() if not belongs_to_settling(name)}
+    )
     assert torch.equal(new.shift, old.shift)
     assert torch.equal(new.settled_shift, old.shift)
     train(new, 3, first_seed=106)

@@ -54,7 +54,10 @@ def test_no_expert_twice(row):
 @every_solver
 def test_padding_is_in_no_tally(row):
     scores, mask = exact_scores(), torch.arange(NUM_TOKENS) % 3 == 0
-    with_padding, without = forward(row.make(), scores, mask)[1], forward(row.make(), scores[~mask])[1]
+    with_padding, without = (
+        forward(row.make(), scores, mask)[1],
+        forward(row.make(), scores[~mask])[1],
+    )
     assert_same_tally(with_padding, without)
     assert with_padding.loads.sum() == TOP_K * (~mask).sum()
 
@@ -80,12 +83,16 @@ def test_state_survives_saving(row):
     assert other.steps == 3
 
 
-@pytest.mark.parametrize("row", [row for row in SOLVERS if row.name in ("sinkhorn", "expert_choice")], ids=str)
+@pytest.mark.parametrize(
+    "row", [row for row in SOLVERS if row.name in ("sinkhorn", "expert_choice")], ids=str
+)
 def test_relabelling_relabels_loads(row):
     """Not for bip, which makes ties, nor for base where several optima are equally good."""
     scores = exact_scores()
     order = torch.randperm(NUM_EXPERTS, generator=torch.Generator().manual_seed(3))
-    assert torch.equal(forward(row.make(), scores[:, order])[1].loads, forward(row.make(), scores)[1].loads[order])
+    assert torch.equal(
+        forward(row.make(), scores[:, order])[1].loads, forward(row.make(), scores)[1].loads[order]
+    )
 
 
 @every_solver

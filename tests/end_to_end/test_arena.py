@@ -63,7 +63,16 @@ def test_a_page_is_written(tmp_path, capsys):
 
 
 def test_a_contest_is_gone_on_with(tmp_path, capsys):
-    words = ["arena", "softmax", "--balancers", "quantile", *SMALL, "--json", "--out", str(tmp_path / "cells")]
+    words = [
+        "arena",
+        "softmax",
+        "--balancers",
+        "quantile",
+        *SMALL,
+        "--json",
+        "--out",
+        str(tmp_path / "cells"),
+    ]
     assert main(words) == 0
     first = capsys.readouterr().out
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()}
@@ -97,6 +106,9 @@ def test_mistakes_are_explained(words, message, capsys):
 def test_help_has_examples():
     for verb in ("arena", "tune", "record"):
         answer = subprocess.run(
-            [sys.executable, "-m", "equipoise", verb, "--help"], capture_output=True, text=True, check=True
+            [sys.executable, "-m", "equipoise", verb, "--help"],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         assert "examples:" in answer.stdout

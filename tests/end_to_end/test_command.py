@@ -10,7 +10,11 @@ import pytest
 
 def equipoise(*arguments):
     return subprocess.run(
-        [sys.executable, "-m", "equipoise", *arguments], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", "equipoise", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 

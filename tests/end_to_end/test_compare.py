@@ -11,11 +11,27 @@ def test_compare_makes_a_table_and_a_page(tmp_path):
     (tmp_path / "manual.txt").write_text("\n".join(topics.values()))
 
     def compare(*flags):
-        words = ["compare", "--steps", "2", "--schemes", "none", "quantile", "--data", "manual.txt", "--out", "results"]
+        words = [
+            "compare",
+            "--steps",
+            "2",
+            "--schemes",
+            "none",
+            "quantile",
+            "--data",
+            "manual.txt",
+            "--out",
+            "results",
+        ]
         return subprocess.run(
             [sys.executable, "-m", "equipoise", *words, *flags],
             cwd=tmp_path,
-            env={**os.environ, "EQUIPOISE_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1", "COLUMNS": "80"},
+            env={
+                **os.environ,
+                "EQUIPOISE_CACHE": str(tmp_path / "cache"),
+                "OMP_NUM_THREADS": "1",
+                "COLUMNS": "80",
+            },
             capture_output=True,
             text=True,
             timeout=300,

@@ -1,4 +1,6 @@
-"""The examples in docstrings give what they say. `torch`, `np` and `equipoise` are taken as imported."""
+"""The examples in docstrings give what they say. `torch`, `np` and `equipoise` are taken as
+imported.
+"""
 
 import doctest
 import importlib

@@ -5,25 +5,38 @@ import sys
 
 import pytest
 
-from equipoise.extras import require
+from equipoise.storage.optional import require
 
 
 def python(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def test_import_pulls_in_nothing_heavy():
-    code = "import sys, equipoise; print([name for name in ('torch', 'numba', 'transformers') if name in sys.modules])"
+    code = (
+        "import sys, equipoise; print([name for name in ('torch', 'numba', 'transformers') "
+        "if name in sys.modules])"
+    )
     assert python(code) == "[]"
 
 
 def test_balancing_pulls_in_neither_numba_nor_transformers():
     use = "import sys, equipoise; equipoise.balancer('quantile', 8, top_k=2); "
-    assert python(use + "print('numba' in sys.modules, 'transformers' in sys.modules)") == "False False"
+    assert (
+        python(use + "print('numba' in sys.modules, 'transformers' in sys.modules)")
+        == "False False"
+    )
 
 
 def test_public_names_exist():
-    assert python("import equipoise; print(all(hasattr(equipoise, name) for name in equipoise.__all__))") == "True"
+    assert (
+        python(
+            "import equipoise; print(all(hasattr(equipoise, name) for name in equipoise.__all__))"
+        )
+        == "True"
+    )
 
 
 def test_public_names_are_listed():

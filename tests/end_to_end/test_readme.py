@@ -38,15 +38,23 @@ def test_every_balancer_is_listed(name):
 
 def test_the_tree_is_true():
     tree = re.search(r"```\nsrc/equipoise/\n(.*?)```", README, flags=re.DOTALL).group(1)
-    shown = {line.split()[0].rstrip("/") for line in tree.splitlines() if line.startswith("  ") and line[2] != " "}
-    there = {path.name for path in (ROOT / "src/equipoise").iterdir() if not path.name.startswith("_")} - {"py.typed"}
+    shown = {
+        line.split()[0].rstrip("/")
+        for line in tree.splitlines()
+        if line.startswith("  ") and line[2] != " "
+    }
+    there = {
+        path.name for path in (ROOT / "src/equipoise").iterdir() if not path.name.startswith("_")
+    } - {"py.typed"}
     assert shown == there
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, id=path.name, marks=pytest.mark.slow if path.name in TRAIN_LONGER else ())
+        pytest.param(
+            path, id=path.name, marks=pytest.mark.slow if path.name in TRAIN_LONGER else ()
+        )
         for path in EXAMPLES
     ],
 )

@@ -20,7 +20,11 @@ axes:
 def start(tmp_path):
     (tmp_path / "manual.txt").write_text("\n".join(topics.values()))
     (tmp_path / "grid.yaml").write_text(GRID)
-    environment = {"EQUIPOISE_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
+    environment = {
+        "EQUIPOISE_CACHE": str(tmp_path / "cache"),
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "80",
+    }
 
     def run(*words):
         return subprocess.Popen(
@@ -48,7 +52,9 @@ def test_two_commands_share_a_grid(start, tmp_path):
     assert (tmp_path / "found/report.html").exists()
     for trial in ("deepseek_u=0.001", "deepseek_u=1"):
         lines = (tmp_path / "found/trials" / trial / "metrics.jsonl").read_text().splitlines()
-        assert sum(json.loads(line)["kind"] == "train" for line in lines) == 2  # one of the two made it
+        assert (
+            sum(json.loads(line)["kind"] == "train" for line in lines) == 2
+        )  # one of the two made it
     again = start("grid.yaml", "--out", "found", "--json")
     found = json.loads(again.communicate(timeout=300)[0])
     assert again.returncode == 1
@@ -60,7 +66,9 @@ def test_mistakes_have_a_line_and_leave_nothing(start, tmp_path):
     command = start("grid.yaml", "--out", "found")
     errors = command.communicate(timeout=300)[1]
     assert command.returncode == 2
-    assert errors.startswith("equipoise: no setting 'learning_rat' (did you mean 'learning_rate' or ")
+    assert errors.startswith(
+        "equipoise: no setting 'learning_rat' (did you mean 'learning_rate' or "
+    )
     assert len(errors.splitlines()) == 1
     assert not (tmp_path / "found").exists()
 

@@ -12,7 +12,8 @@ import pytest
 from equipoise.cli import main
 
 SIZE = (
-    "--preset tiny --validation-sequences 16 --model.vocab-size 512 --model.sequence-length 64 --model.hidden-size 32 "
+    "--preset tiny --validation-sequences 16 --model.vocab-size 512 --model.sequence-length 64 "
+    "--model.hidden-size 32 "
     "--model.moe-layers 2 --model.expert-size 32"
 )
 
@@ -67,7 +68,10 @@ def mean(values):
 
 
 def test_loss_and_imbalance_fall(python, workplace):
-    flags = "--data manual.txt --balancer deepseek --update-rate 1e-2 --steps 100 --checkpoint-every 50 --out runs/a"
+    flags = (
+        "--data manual.txt --balancer deepseek --update-rate 1e-2 --steps 100 "
+        "--checkpoint-every 50 --out runs/a"
+    )
     answer = python(f"equipoise train {SIZE} {flags}")
     assert answer.returncode == 0, answer.stderr
     assert answer.stderr == ""  # quiet: this is not a terminal
@@ -120,7 +124,9 @@ def test_help_has_examples(command):
 @pytest.mark.slow
 def test_torchrun_trains_on_two_ranks(python):
     flags = "--data manual.txt --steps 4 --parallel fsdp --out runs/ranks --json"
-    answer = python(f"torch.distributed.run --standalone --nproc-per-node 2 -m equipoise train {SIZE} {flags}")
+    answer = python(
+        f"torch.distributed.run --standalone --nproc-per-node 2 -m equipoise train {SIZE} {flags}"
+    )
     assert answer.returncode == 0, answer.stderr
     assert json.loads(answer.stdout)["ranks"] == 2
 

@@ -26,16 +26,38 @@ def run(*command, **options):
 
 @pytest.mark.slow
 def test_wheel_works_in_a_clean_environment(tmp_path):
-    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT))
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        str(tmp_path),
+        str(ROOT),
+    )
     (wheel,) = tmp_path.glob("equipoise-*.whl")
     run(sys.executable, "-m", "venv", str(tmp_path / "clean"))
     python = str(tmp_path / "clean/bin/python")
-    install = (python, "-m", "pip", "install", "--quiet", "--only-binary", ":all:", "-c", str(ROOT / "constraints.txt"))
+    install = (
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--only-binary",
+        ":all:",
+        "-c",
+        str(ROOT / "constraints.txt"),
+    )
     run(*install, "torch")
     run(*install, str(wheel))
     where, balanced = run(python, "-c", PROGRAM, cwd=tmp_path).split()
     assert "site-packages" in where
     assert balanced == "True"
-    answer = subprocess.run([tmp_path / "clean/bin/equipoise", "demo"], capture_output=True, text=True, check=False)
+    answer = subprocess.run(
+        [tmp_path / "clean/bin/equipoise", "demo"], capture_output=True, text=True, check=False
+    )
     assert answer.returncode == 2
     assert "pip install 'equipoise[report]'" in answer.stderr

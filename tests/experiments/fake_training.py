@@ -1,4 +1,6 @@
-"""Stands in for `equipoise train` where only the sweep is looked at: no torch, a tenth of a second. The seed says what."""
+"""Stands in for `equipoise train` where only the sweep is looked at: no torch, a tenth of a second.
+The seed says what.
+"""
 
 import json
 import os
@@ -10,7 +12,10 @@ from pathlib import Path
 
 wanted = Path(sys.argv[1])
 folder, text = wanted.parent, wanted.read_text()
-seed, rate = int(re.search(r"^seed: (\d+)", text, re.M)[1]), float(re.search(r"^learning_rate: (\S+)", text, re.M)[1])
+seed, rate = (
+    int(re.search(r"^seed: (\d+)", text, re.M)[1]),
+    float(re.search(r"^learning_rate: (\S+)", text, re.M)[1]),
+)
 with (folder / "begun").open("a") as file:
     file.write("x")
 tries = (folder / "begun").stat().st_size

@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from equipoise.comparison import keep
-from equipoise.comparison.results import results
-from equipoise.experiments import jobs
 from equipoise.experiments.compare import compare, plan_runs, table, watching
+from equipoise.experiments.processes import jobs
 from equipoise.experiments.schemes import SCHEMES, chosen, configure
+from equipoise.results.comparison import keep
+from equipoise.results.comparison.rows import results
 from equipoise.training import Stopped, train
 
 
@@ -91,7 +91,10 @@ def test_what_has_not_finished_is_listed(tmp_path, settings, trained_here):
 
 def test_seeds_give_means_and_spread(tmp_path, settings, trained_here):
     [row] = compare(tmp_path, schemes=["none"], seeds=2, **settings)
-    losses = [json.loads((tmp_path / f"runs/none-{n}/result.json").read_text())["validation_loss"] for n in (0, 1)]
+    losses = [
+        json.loads((tmp_path / f"runs/none-{n}/result.json").read_text())["validation_loss"]
+        for n in (0, 1)
+    ]
     assert row["validation_loss"] == pytest.approx(sum(losses) / 2)
     assert row["validation_loss_spread"] == pytest.approx(abs(losses[0] - losses[1]) / 2**0.5)
 
@@ -114,7 +117,11 @@ def test_processes_fail_alone_and_are_recorded(tmp_path, settings):
 
 
 def test_a_folder_has_one_owner(tmp_path):
-    with jobs.locked(tmp_path), pytest.raises(ValueError, match="another process is at work"), jobs.locked(tmp_path):
+    with (
+        jobs.locked(tmp_path),
+        pytest.raises(ValueError, match="another process is at work"),
+        jobs.locked(tmp_path),
+    ):
         pass
     with jobs.locked(tmp_path):
         pass  # it was let go

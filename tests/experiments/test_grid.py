@@ -2,7 +2,7 @@
 
 import pytest
 
-from equipoise.experiments.grid import read_grid, trial_name
+from equipoise.experiments.sweep.grid import read_grid, trial_name
 
 
 @pytest.fixture
@@ -30,23 +30,39 @@ def test_the_papers_search_is_216_trainings(tmp_path):
 
 
 def test_sizes_of_the_model_may_vary(written, tmp_path):
-    grid = read_grid(written("base: {model: {top_k: 1}}\naxes: {model.num_experts: [8, 32], seed: [0, 1]}"))
+    grid = read_grid(
+        written("base: {model: {top_k: 1}}\naxes: {model.num_experts: [8, 32], seed: [0, 1]}")
+    )
     sizes = [
-        (t.job.config.model.num_experts, t.job.config.model.top_k, t.job.config.seed) for t in grid.trials(tmp_path)
+        (t.job.config.model.num_experts, t.job.config.model.top_k, t.job.config.seed)
+        for t in grid.trials(tmp_path)
     ]
     assert sizes == [(8, 1, 0), (8, 1, 1), (32, 1, 0), (32, 1, 1)]
 
 
 def test_blocks_add_up(written, tmp_path):
-    grid = read_grid(written("axes:\n- {balancer: [deepseek], update_rate: [1e-3, 1]}\n- {balancer: [none, quantile]}"))
-    assert [trial.name for trial in grid.trials(tmp_path)] == ["deepseek_u=0.001", "deepseek_u=1", "none", "quantile"]
+    grid = read_grid(
+        written(
+            "axes:\n- {balancer: [deepseek], update_rate: [1e-3, 1]}\n- {balancer: [none, "
+            "quantile]}"
+        )
+    )
+    assert [trial.name for trial in grid.trials(tmp_path)] == [
+        "deepseek_u=0.001",
+        "deepseek_u=1",
+        "none",
+        "quantile",
+    ]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("axes: {learning_rat: [1e-3]}", "no setting 'learning_rat' .did you mean 'learning_rate'"),
-        ("axes: {model.num_expert: [8]}", r"no setting 'model.num_expert' .did you mean 'num_experts'"),
+        (
+            "axes: {model.num_expert: [8]}",
+            r"no setting 'model.num_expert' .did you mean 'num_experts'",
+        ),
         ("base: {steps: 1}\naxis: {seed: [0]}", "no grid: it needs a section `axes:`"),
         ("base: {}\naxes: {seed: [0]}\nbases: {}", "no section 'bases' .did you mean 'base'"),
         ("axes: {}", "`axes:` is empty"),
@@ -69,7 +85,9 @@ def test_mistakes_are_told(written, tmp_path, text, message):
 
 
 def test_files_that_are_no_grids_are_told(tmp_path):
-    with pytest.raises(ValueError, match="neither a file, nor one of the built-in ones, paper, paper-tiny, demo"):
+    with pytest.raises(
+        ValueError, match="neither a file, nor one of the built-in ones, paper, paper-tiny, demo"
+    ):
         read_grid(tmp_path / "nowhere.yaml")
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\xff\xfe")
     with pytest.raises(ValueError, match="it is no text"):
@@ -77,7 +95,9 @@ def test_files_that_are_no_grids_are_told(tmp_path):
 
 
 def test_names_are_safe_and_distinct():
-    names = {trial_name({"data": data}) for data in ("../a", "--/a", "x" * 300, "x" * 301, ".hidden")}
+    names = {
+        trial_name({"data": data}) for data in ("../a", "--/a", "x" * 300, "x" * 301, ".hidden")
+    }
     assert len(names) == 5
     assert all("/" not in name and len(name) < 120 and not name.startswith(".") for name in names)
     assert trial_name({"learning_rate": 0.1 + 0.2}) != trial_name({"learning_rate": 0.3})

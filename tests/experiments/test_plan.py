@@ -6,7 +6,14 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import equipoise
-from equipoise.experiments.plan import GPUS, _rows, expected_maximum, flops_per_token, idle_share, plan
+from equipoise.experiments.plan import (
+    GPUS,
+    _rows,
+    expected_maximum,
+    flops_per_token,
+    idle_share,
+    plan,
+)
 from equipoise.training import preset
 from tests.model.twin import theirs
 
@@ -16,7 +23,9 @@ def test_the_papers_epochs():
 
 
 def test_flops_are_those_torch_counts():
-    """In a step of transformers' twin. Its attention computes the whole square, we count the half that is not masked."""
+    """In a step of transformers' twin. Its attention computes the whole square, we count the half
+    that is not masked.
+    """
     model = preset("tiny").model
     twin = theirs(model)
     twin.set_attn_implementation("eager")
@@ -25,7 +34,9 @@ def test_flops_are_those_torch_counts():
     with FlopCounterMode(display=False) as counter:
         twin(tokens, labels=tokens, use_cache=False).loss.backward()
     masked = 6 * model.layers * model.sequence_length * model.hidden_size
-    assert counter.get_total_flops() / tokens.numel() == pytest.approx(flops_per_token(model) + masked, rel=0.005)
+    assert counter.get_total_flops() / tokens.numel() == pytest.approx(
+        flops_per_token(model) + masked, rel=0.005
+    )
 
 
 def test_twice_the_gpus_take_half_the_time():
@@ -36,7 +47,9 @@ def test_twice_the_gpus_take_half_the_time():
 
 def test_hours_by_hand():
     made = plan("deepseekmoe-1b", gpus=8, gpu="A100", utilization=0.5)
-    assert made.hours == pytest.approx(26_214_400_000 * made.flops_per_token / (8 * 312e12 * 0.5) / 3600)
+    assert made.hours == pytest.approx(
+        26_214_400_000 * made.flops_per_token / (8 * 312e12 * 0.5) / 3600
+    )
 
 
 def test_sharding_shares_memory():
@@ -48,10 +61,14 @@ def test_sharding_shares_memory():
 def test_memory_says_whether_it_fits():
     assert plan("deepseekmoe-1b", gpus=8).fits
     assert not plan("deepseekmoe-3b", gpus=1, gpu="RTX4090").fits
-    assert any("does NOT fit" in row[1] for row in _rows(plan("deepseekmoe-3b", gpus=1, gpu="RTX4090")))
+    assert any(
+        "does NOT fit" in row[1] for row in _rows(plan("deepseekmoe-3b", gpus=1, gpu="RTX4090"))
+    )
 
 
-@pytest.mark.parametrize(("numbers", "mean"), [(1, 0), (2, 1 / np.sqrt(np.pi)), (3, 1.5 / np.sqrt(np.pi))])
+@pytest.mark.parametrize(
+    ("numbers", "mean"), [(1, 0), (2, 1 / np.sqrt(np.pi)), (3, 1.5 / np.sqrt(np.pi))]
+)
 def test_the_largest_of_some_normals(numbers, mean):
     assert expected_maximum(numbers) == pytest.approx(mean, abs=1e-6)
 

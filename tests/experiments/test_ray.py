@@ -1,4 +1,6 @@
-"""The sweep on a real Ray cluster of this machine: trainings that finish, one that crashes, and a worker that is killed."""
+"""The sweep on a real Ray cluster of this machine: trainings that finish, one that crashes, and a
+worker that is killed.
+"""
 
 import os
 import signal
@@ -10,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.experiments.grid import Grid
-from equipoise.experiments.sweep import sweep
+from equipoise.experiments.sweep.grid import Grid
+from equipoise.experiments.sweep.sweep import sweep
 from tests.experiments.conftest import SETTINGS
 
 ray = pytest.importorskip("ray", reason="no ray: its engine is not tried")
@@ -20,7 +22,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Two CPUs, little memory, no dashboard; in Ray's own folder, since its sockets have names of at most 107 letters."""
+    """Two CPUs, little memory, no dashboard; in Ray's own folder, since its sockets have names of
+    at most 107 letters.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         yield started().address_info["gcs_address"]
@@ -47,11 +51,19 @@ def started(tries=4):
 @pytest.fixture
 def base(texts):
     model = {f"model.{name}": value for name, value in SETTINGS["model"].items()}
-    return {"data": str(texts), **{name: value for name, value in SETTINGS.items() if name != "model"}, **model}
+    return {
+        "data": str(texts),
+        **{name: value for name, value in SETTINGS.items() if name != "model"},
+        **model,
+    }
 
 
 def test_a_crash_stops_nobody(cluster, base, tmp_path):
-    grid = Grid("ray", base, [{"balancer": ["deepseek"], "learning_rate": [1e-3, 1e30]}, {"balancer": ["none"]}])
+    grid = Grid(
+        "ray",
+        base,
+        [{"balancer": ["deepseek"], "learning_rate": [1e-3, 1e30]}, {"balancer": ["none"]}],
+    )
     found = sweep(grid, tmp_path, engine="ray")
     assert [each["trial"] for each in found["failed"]] == ["deepseek_lr=1e+30"]
     assert "norm of the gradient of step 2 is nan" in found["failed"][0]["error"]
@@ -87,7 +99,11 @@ def test_a_killed_training_costs_a_try_under_torchrun(cluster, base, tmp_path):
         metrics = tmp_path / "trials/seed=0/metrics.jsonl"
         while not metrics.exists() or metrics.stat().st_size < 2000:
             time.sleep(0.05)
-        killed.extend(pid for pid, line in processes() if "seed=0" in line and "train" in line and "run" not in line)
+        killed.extend(
+            pid
+            for pid, line in processes()
+            if "seed=0" in line and "train" in line and "run" not in line
+        )
         os.kill(killed[-1], signal.SIGKILL)
 
     threading.Thread(target=kill, daemon=True).start()

@@ -1,4 +1,6 @@
-"""The sweep: every trial once, nothing lost, nothing taken from another. Trainings are stood in for (fake_training.py)."""
+"""The sweep: every trial once, nothing lost, nothing taken from another. Trainings are stood in for
+(fake_training.py).
+"""
 
 import json
 import os
@@ -11,15 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.experiments import attempt, locks
-from equipoise.experiments.grid import Grid
-from equipoise.experiments.sweep import sweep
+from equipoise.experiments.processes import attempt, locks
+from equipoise.experiments.sweep.grid import Grid
+from equipoise.experiments.sweep.sweep import sweep
 from equipoise.training import Stopped
 
 FAKE = Path(__file__).with_name("fake_training.py")
 SWEEP = f"""
-from equipoise.experiments import attempt, sweep
-from equipoise.experiments.grid import Grid
+from equipoise.experiments.processes import attempt
+from equipoise.experiments.sweep import sweep
+from equipoise.experiments.sweep.grid import Grid
 attempt.command = lambda wanted, processes: [{sys.executable!r}, {str(FAKE)!r}, str(wanted)]
 sweep.prepare = lambda *_, **__: None
 sweep.sweep(Grid("test", {{}}, [{{"seed": [60]}}]), "out")
@@ -28,8 +31,10 @@ sweep.sweep(Grid("test", {{}}, [{{"seed": [60]}}]), "out")
 
 @pytest.fixture(autouse=True)
 def faked(monkeypatch):
-    monkeypatch.setattr(attempt, "command", lambda wanted, processes: [sys.executable, str(FAKE), str(wanted)])
-    monkeypatch.setattr("equipoise.experiments.sweep.prepare", lambda *_, **__: None)
+    monkeypatch.setattr(
+        attempt, "command", lambda wanted, processes: [sys.executable, str(FAKE), str(wanted)]
+    )
+    monkeypatch.setattr("equipoise.experiments.sweep.sweep.prepare", lambda *_, **__: None)
 
 
 def grid(**axes):
@@ -41,8 +46,19 @@ def begun(folder):
 
 
 def test_the_best_has_the_lowest_loss(tmp_path):
-    found = sweep(grid(balancer=["deepseek", "aux"], learning_rate=[0.3, 0.1, 0.2], seed=[0, 1]), tmp_path, at_once=3)
-    assert [row["settings"]["learning_rate"] for row in found["rows"]] == [0.1, 0.1, 0.2, 0.2, 0.3, 0.3]
+    found = sweep(
+        grid(balancer=["deepseek", "aux"], learning_rate=[0.3, 0.1, 0.2], seed=[0, 1]),
+        tmp_path,
+        at_once=3,
+    )
+    assert [row["settings"]["learning_rate"] for row in found["rows"]] == [
+        0.1,
+        0.1,
+        0.2,
+        0.2,
+        0.3,
+        0.3,
+    ]
     assert [(row["label"], row["settings"]) for row in found["best"]] == [
         ("u/|L-A| (DeepSeek)", {"balancer": "deepseek", "learning_rate": 0.1}),
         ("auxiliary loss", {"balancer": "aux", "learning_rate": 0.1}),
@@ -89,7 +105,9 @@ def test_a_killed_training_is_started_again(tmp_path):
 def test_another_grid_is_refused(tmp_path):
     sweep(grid(learning_rate=[0.1, 0.2]), tmp_path)
     before = (tmp_path / "manifest.json").read_bytes()
-    with pytest.raises(ValueError, match=r"holds another sweep:\n  learning_rate: 0.2 there, not here"):
+    with pytest.raises(
+        ValueError, match=r"holds another sweep:\n  learning_rate: 0.2 there, not here"
+    ):
         sweep(grid(learning_rate=[0.1, 0.3]), tmp_path)
     with pytest.raises(ValueError, match=r"\n  steps: 1 there, 2 here\n"):
         sweep(Grid("test", {"steps": 2}, [{"learning_rate": [0.1, 0.2]}]), tmp_path)
@@ -108,7 +126,10 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
 
 def test_two_sweeps_share_the_work(tmp_path):
     tables, seeds = [], list(range(100, 108))
-    threads = [threading.Thread(target=lambda: tables.append(sweep(grid(seed=seeds), tmp_path))) for _ in range(2)]
+    threads = [
+        threading.Thread(target=lambda: tables.append(sweep(grid(seed=seeds), tmp_path)))
+        for _ in range(2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -9,8 +9,8 @@ from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
 from equipoise.cli import main
 from equipoise.integrations.huggingface.doctor import examine
-from tests.integrations.families import WITH_BIAS, present
-from tests.integrations.tools import tiny
+from tests.attach.families import WITH_BIAS, present
+from tests.attach.tools import tiny
 
 
 @pytest.mark.parametrize("family", present(WITH_BIAS), ids=str)
@@ -33,7 +33,12 @@ def test_every_family_is_read(family, tmp_path):
 def glm(folder, bias, **options):
     """A wider model: 64 experts, so that rounding has something to spoil."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 8, "num_attention_heads": 4}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "moe_intermediate_size": 8,
+        "num_attention_heads": 4,
+    }
     config = Glm4MoeConfig(
         **sizes, num_key_value_heads=4, head_dim=8, num_hidden_layers=2, first_k_dense_replace=1, vocab_size=64,
         n_routed_experts=64, num_experts_per_tok=8,
@@ -65,7 +70,9 @@ def test_zeros_are_told(tmp_path):
 def test_lost_digits_are_told(tmp_path):
     glm(tmp_path, 0.5 * torch.randn(64))
     tensors = load_file(tmp_path / "model.safetensors")
-    save_file({key: value.bfloat16() for key, value in tensors.items()}, tmp_path / "model.safetensors")
+    save_file(
+        {key: value.bfloat16() for key, value in tensors.items()}, tmp_path / "model.safetensors"
+    )
     diagnosis = examine(tmp_path)
     assert diagnosis.findings[0].dtype == "bfloat16"
     assert diagnosis.findings[0].changed_bf16 > 0
@@ -73,7 +80,9 @@ def test_lost_digits_are_told(tmp_path):
 
 
 def test_healthy_biases_are_left_alone(tmp_path):
-    assert examine(glm(tmp_path, torch.arange(64.0) / 64 - 0.5)).advice == ["nothing to worry about"]
+    assert examine(glm(tmp_path, torch.arange(64.0) / 64 - 0.5)).advice == [
+        "nothing to worry about"
+    ]
 
 
 def test_shards_are_followed(tmp_path):

@@ -12,7 +12,9 @@ pytest.importorskip("megatron.core")
 
 
 def counts(rank, seed):
-    return torch.randint(0, 50, (3, 8), generator=torch.Generator().manual_seed(10 * seed + rank)).float()
+    return torch.randint(
+        0, 50, (3, 8), generator=torch.Generator().manual_seed(10 * seed + rank)
+    ).float()
 
 
 def agrees_with_megatron(rank):

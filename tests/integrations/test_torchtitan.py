@@ -1,7 +1,9 @@
-"""torchtitan's hook, replaced: on a stand-in of its model everywhere, and on its own MoE layer where it is installed.
+"""torchtitan's hook, replaced: on a stand-in of its model everywhere, and on its own MoE layer
+where it is installed.
 
-It is not among our dependencies: it wants triton, wandb, tensorboard and an older datasets, hundreds of megabytes of which its
-MoE layer needs none. So a slow test fetches torchtitan alone (1.4 MB) into a folder of its own.
+It is not among our dependencies: it wants triton, wandb, tensorboard and an older datasets,
+hundreds of megabytes of which its MoE layer needs none. So a slow test fetches torchtitan alone
+(1.4 MB) into a folder of its own.
 """
 
 import importlib.util
@@ -100,7 +102,9 @@ def test_mistakes_are_told():
 
 
 class NoTriton(types.ModuleType):
-    """torchtitan's kernels for GPUs are written in triton, and importing them wants its names. None of them runs here."""
+    """torchtitan's kernels for GPUs are written in triton, and importing them wants its names. None
+    of them runs here.
+    """
 
     __path__ = ()
 
@@ -114,7 +118,8 @@ def real_layer(monkeypatch):
     if importlib.util.find_spec("torchtitan") is None:
         pytest.skip("torchtitan is not installed; a slow test fetches it")
     if importlib.util.find_spec("triton") is None:
-        import torch._inductor.select_algorithm  # torch must have looked for triton, and not found it, before
+        # torch must have looked for triton, and not found it, before
+        import torch._inductor.select_algorithm
 
         for name in ("triton", "triton.language"):
             monkeypatch.setitem(sys.modules, name, NoTriton(name))
@@ -155,13 +160,26 @@ def test_torchtitans_own_layer_is_balanced(monkeypatch):
 @pytest.mark.slow
 def test_torchtitan_is_fetched_and_balanced(tmp_path):
     """The test above, in a process that has torchtitan 0.3.0."""
-    fetch = ("install", "--quiet", "--no-deps", "--target", str(tmp_path), "torchtitan==0.3.0", "spmd_types==0.2.3")
+    fetch = (
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--target",
+        str(tmp_path),
+        "torchtitan==0.3.0",
+        "spmd_types==0.2.3",
+    )
     subprocess.run([sys.executable, "-m", "pip", *fetch], check=True, capture_output=True)
     root = Path(__file__).parents[2]
     path = os.pathsep.join([str(tmp_path), str(root / "src")])
     test = f"{Path(__file__).relative_to(root)}::{test_torchtitans_own_layer_is_balanced.__name__}"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
     told = subprocess.run(
-        command, cwd=root, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+        command,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert "1 passed" in told.stdout, told.stdout[-3000:] + told.stderr[-2000:]

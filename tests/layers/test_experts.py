@@ -54,31 +54,46 @@ def make_layer(implementation="auto", dtype=torch.float64):
 def make_batch(case="usual", dtype=torch.float64):
     chosen = choices(case)
     torch.manual_seed(2)
-    hidden, gates = torch.randn(len(chosen), D, dtype=torch.float64), torch.rand(chosen.shape, dtype=torch.float64)
+    hidden, gates = (
+        torch.randn(len(chosen), D, dtype=torch.float64),
+        torch.rand(chosen.shape, dtype=torch.float64),
+    )
     return hidden.to(dtype).requires_grad_(), chosen, gates.to(dtype).requires_grad_()
 
 
 def twin(layer):
-    return lambda hidden, chosen, gates: reference_experts(hidden, chosen, gates, layer.gate_up, layer.down)
+    return lambda hidden, chosen, gates: reference_experts(
+        hidden, chosen, gates, layer.gate_up, layer.down
+    )
 
 
 def output_and_gradients(call, layer, hidden, chosen, gates):
     output = call(hidden, chosen, gates)
-    upstream = torch.randn(output.shape, generator=torch.Generator().manual_seed(3)).to(output.dtype)
+    upstream = torch.randn(output.shape, generator=torch.Generator().manual_seed(3)).to(
+        output.dtype
+    )
     inputs = [hidden, gates, layer.gate_up, layer.down]
-    return dict(zip(NAMES, [output.detach(), *torch.autograd.grad(output, inputs, upstream)], strict=True))
+    return dict(
+        zip(NAMES, [output.detach(), *torch.autograd.grad(output, inputs, upstream)], strict=True)
+    )
 
 
 def assert_alike(ours, theirs, **tolerance):
     for name in NAMES:
-        torch.testing.assert_close(ours[name], theirs[name], msg=lambda text, name=name: f"{name}: {text}", **tolerance)
+        torch.testing.assert_close(
+            ours[name], theirs[name], msg=lambda text, name=name: f"{name}: {text}", **tolerance
+        )
 
 
 def grouped_mm_in_any_dtype(rows, weights, offs):
-    """What grouped_mm computes. Rows behind the last group it may leave as it finds them, which is NaN at worst."""
+    """What grouped_mm computes. Rows behind the last group it may leave as it finds them, which is
+    NaN at worst.
+    """
     blocks = rows.tensor_split(offs.tolist())
     unwritten = torch.full((len(blocks[-1]), weights.shape[2]), torch.nan, dtype=rows.dtype)
-    return torch.cat([*(block @ weight for block, weight in zip(blocks, weights, strict=False)), unwritten])
+    return torch.cat(
+        [*(block @ weight for block, weight in zip(blocks, weights, strict=False)), unwritten]
+    )
 
 
 @pytest.fixture
@@ -117,12 +132,18 @@ def test_single_precision_matches_twin(case, implementation):
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_bf16_is_near(implementation, gates_dtype):
     torch.manual_seed(0)
-    layer = Experts(E, 16, 24, implementation=implementation, init_std=0.5).bfloat16()  # grouped_mm wants 16 bytes
+    layer = Experts(
+        E, 16, 24, implementation=implementation, init_std=0.5
+    ).bfloat16()  # grouped_mm wants 16 bytes
     hidden, chosen, gates = torch.randn(50, 16), choices("some without"), torch.rand(50, 3)
     hidden, gates = hidden.bfloat16().requires_grad_(), gates.to(gates_dtype).requires_grad_()
     ours = output_and_gradients(layer, layer, hidden, chosen, gates)
     exact = copy.deepcopy(layer).double()
-    wide = hidden.detach().double().requires_grad_(), chosen, gates.detach().double().requires_grad_()
+    wide = (
+        hidden.detach().double().requires_grad_(),
+        chosen,
+        gates.detach().double().requires_grad_(),
+    )
     theirs = output_and_gradients(twin(exact), exact, *wide)
     assert ours["output"].dtype == torch.bfloat16
     assert ours["gates"].dtype == gates_dtype
@@ -136,7 +157,11 @@ def test_bf16_is_near(implementation, gates_dtype):
 def test_onto_is_added_and_gets_its_gradient(implementation, dtype):
     torch.manual_seed(0)
     layer = Experts(E, 16, 24, implementation=implementation, init_std=0.5).to(dtype)
-    hidden, chosen, gates = torch.randn(50, 16, dtype=dtype), choices("some without"), torch.rand(50, 3, dtype=dtype)
+    hidden, chosen, gates = (
+        torch.randn(50, 16, dtype=dtype),
+        choices("some without"),
+        torch.rand(50, 3, dtype=dtype),
+    )
     base = torch.randn(50, 16, dtype=dtype, requires_grad=True)
     apart = layer(hidden, chosen, gates) + base
     together = layer(hidden, chosen, gates, onto=base * 1)  # a tensor it may write to
@@ -144,7 +169,9 @@ def test_onto_is_added_and_gets_its_gradient(implementation, dtype):
     torch.testing.assert_close(together, apart, rtol=tolerance, atol=tolerance)
     upstream = torch.randn(50, 16).to(dtype)
     inputs = [base, layer.gate_up, layer.down]
-    for one, other in zip(*(torch.autograd.grad(out, inputs, upstream) for out in (together, apart)), strict=True):
+    for one, other in zip(
+        *(torch.autograd.grad(out, inputs, upstream) for out in (together, apart)), strict=True
+    ):
         torch.testing.assert_close(one, other)
 
 
@@ -162,7 +189,10 @@ def test_gradients_pass_gradcheck(implementation):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_no_expert_is_skipped(implementation):
-    layer, (hidden, chosen, gates) = make_layer(implementation, torch.float32), make_batch("usual", torch.float32)
+    layer, (hidden, chosen, gates) = (
+        make_layer(implementation, torch.float32),
+        make_batch("usual", torch.float32),
+    )
     chosen[7], chosen[9, 0] = E, E
     hidden = hidden.detach().index_fill(0, torch.tensor([7]), torch.nan).requires_grad_()
     output = layer(hidden, chosen, gates)
@@ -175,10 +205,15 @@ def test_no_expert_is_skipped(implementation):
         assert gradient.isfinite().all()
 
 
-@pytest.mark.parametrize("frozen", [("hidden",), ("gates",), ("gate_up", "down"), ("hidden", "gate_up"), ("down",)])
+@pytest.mark.parametrize(
+    "frozen", [("hidden",), ("gates",), ("gate_up", "down"), ("hidden", "gate_up"), ("down",)]
+)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_frozen_gets_no_gradient(implementation, frozen):
-    layer, (hidden, chosen, gates) = make_layer(implementation, torch.float32), make_batch("usual", torch.float32)
+    layer, (hidden, chosen, gates) = (
+        make_layer(implementation, torch.float32),
+        make_batch("usual", torch.float32),
+    )
     everything = {"hidden": hidden, "gates": gates, "gate_up": layer.gate_up, "down": layer.down}
     layer(hidden, chosen, gates).sum().backward()
     full = {name: tensor.grad for name, tensor in everything.items()}
@@ -192,7 +227,10 @@ def test_frozen_gets_no_gradient(implementation, frozen):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_backward_twice_is_the_same(implementation):
-    layer, (hidden, chosen, gates) = make_layer(implementation, torch.float32), make_batch("usual", torch.float32)
+    layer, (hidden, chosen, gates) = (
+        make_layer(implementation, torch.float32),
+        make_batch("usual", torch.float32),
+    )
     total = layer(hidden, chosen, gates).square().sum()
     inputs = [hidden, gates, layer.gate_up, layer.down]
     first = torch.autograd.grad(total, inputs, retain_graph=True)
@@ -204,7 +242,10 @@ def test_backward_twice_is_the_same(implementation):
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_checkpointing_changes_nothing(implementation, use_reentrant):
-    layer, batch = make_layer(implementation, torch.float32), make_batch("some without", torch.float32)
+    layer, batch = (
+        make_layer(implementation, torch.float32),
+        make_batch("some without", torch.float32),
+    )
     plain, inputs = layer(*batch), [batch[0], batch[2], layer.gate_up, layer.down]
     expected = torch.autograd.grad(plain.square().sum(), inputs)
     checkpoint(layer, *batch, use_reentrant=use_reentrant).square().sum().backward()
@@ -216,11 +257,16 @@ def test_checkpointing_changes_nothing(implementation, use_reentrant):
 def test_autocast_casts_like_linear(implementation):
     torch.manual_seed(0)
     layer = Experts(E, 16, 24, implementation=implementation, init_std=0.5)
-    hidden, chosen, gates = torch.randn(50, 16, requires_grad=True), choices("usual"), torch.rand(50, 3)
+    hidden, chosen, gates = (
+        torch.randn(50, 16, requires_grad=True),
+        choices("usual"),
+        torch.rand(50, 3),
+    )
     with torch.autocast("cpu", torch.bfloat16):
         output = layer(hidden, chosen, gates)
         assert output.dtype == nn.Linear(16, 4)(hidden).dtype == torch.bfloat16
-        output.float().sum().backward()  # inside, where matrix multiplications would be cast once more
+        # inside, where matrix multiplications would be cast once more
+        output.float().sum().backward()
     assert hidden.grad.dtype == layer.gate_up.grad.dtype == layer.down.grad.dtype == torch.float32
     exact = reference_experts(hidden, chosen, gates, layer.gate_up, layer.down)
     assert (output - exact).abs().max() < 0.02 * exact.abs().max()
@@ -288,7 +334,10 @@ def test_auto_knows_its_device():
 
 @pytest.mark.parametrize("implementation", ["auto", *IMPLEMENTATIONS])
 def test_compiles(implementation):
-    layer, batch = make_layer(implementation, torch.float32), make_batch("some without", torch.float32)
+    layer, batch = (
+        make_layer(implementation, torch.float32),
+        make_batch("some without", torch.float32),
+    )
     compiled = torch.compile(layer, backend="aot_eager")
     expected = output_and_gradients(layer, layer, *batch)
     assert_alike(output_and_gradients(compiled, layer, *batch), expected)
@@ -300,8 +349,12 @@ def test_runs_cover_all_rows(counts, rows):
         patch.setattr(experts, "ROWS", rows)
         runs = list(experts._runs(counts))
     assert [count for _, _, sizes in runs for count in sizes] == counts
-    assert [e for each, _, _ in runs for e in range(each.start, each.stop)] == list(range(len(counts)))
-    assert [n for _, each, _ in runs for n in range(each.start, each.stop)] == list(range(sum(counts)))
+    assert [e for each, _, _ in runs for e in range(each.start, each.stop)] == list(
+        range(len(counts))
+    )
+    assert [n for _, each, _ in runs for n in range(each.start, each.stop)] == list(
+        range(sum(counts))
+    )
     for each, n, sizes in runs:
         assert len(sizes) == each.stop - each.start
         assert n.stop - n.start == sum(sizes)
@@ -312,11 +365,15 @@ def test_errors_advise():
     with pytest.raises(ValueError, match="must be auto, loop, grouped, padded, not 'fast'"):
         Experts(E, D, F, implementation="fast")
     layer, (hidden, chosen, gates) = make_layer("loop"), make_batch()
-    with pytest.raises(ValueError, match="index 9, but there are 8 experts: 0 to 7, and 8 for none"):
+    with pytest.raises(
+        ValueError, match="index 9, but there are 8 experts: 0 to 7, and 8 for none"
+    ):
         layer(hidden, chosen.clamp_min(0).index_fill(0, torch.tensor([3]), 9), gates)
     with pytest.raises(ValueError, match="flatten leading dimensions"):
         layer(hidden.view(1, -1, D), chosen, gates)
     with pytest.raises(ValueError, match="must both be"):
         layer(hidden, chosen, gates[:, :2])
-    with pytest.raises(TypeError, match=r"hidden is torch\.float32, the weights are torch\.float64"):
+    with pytest.raises(
+        TypeError, match=r"hidden is torch\.float32, the weights are torch\.float64"
+    ):
         layer(hidden.float(), chosen, gates)

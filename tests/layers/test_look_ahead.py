@@ -1,4 +1,6 @@
-"""Looking ahead: a fresh tally of kept inputs, under the weights as they are after the optimizer's step."""
+"""Looking ahead: a fresh tally of kept inputs, under the weights as they are after the optimizer's
+step.
+"""
 
 import pytest
 import torch
@@ -115,7 +117,9 @@ def shard_and_compare(rank):
         x = hidden(60, seed=step)
         whole, mine = alone(x), sharded(x.split(30)[rank])
         learn(alone, whole)
-        (mine.routing.gates * torch.linspace(0, 1, K)).sum().mul(2).backward()  # FSDP2 takes the mean over ranks
+        (mine.routing.gates * torch.linspace(0, 1, K)).sum().mul(
+            2
+        ).backward()  # FSDP2 takes the mean over ranks
         torch.optim.SGD(sharded.parameters(), lr=0.5).step()
         sharded.zero_grad()
         assert "DTensor" in type(sharded.weight).__name__ or hasattr(sharded.weight, "full_tensor")

@@ -33,7 +33,9 @@ def test_output_is_the_weighted_sum():
             expected[token] += row[k] * alone[k][token]
     gate, up = (x @ moe.shared.gate_up.weight.T).chunk(2, -1)
     shared = (F.silu(gate) * up) @ moe.shared.down.weight.T
-    torch.testing.assert_close(result.output, expected.view(3, 10, D) + shared, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        result.output, expected.view(3, 10, D) + shared, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_everything_comes_back():
@@ -78,7 +80,9 @@ def test_other_sizes_are_refused():
 
 
 def test_training_evens_the_loads():
-    """A few steps of a layer whose router is skewed: every balancer leaves loads more even than none."""
+    """A few steps of a layer whose router is skewed: every balancer leaves loads more even than
+    none.
+    """
     skew = torch.zeros(E, D)
     skew[0] = 0.3
     final = {}

@@ -13,7 +13,11 @@ def rotary():
 
 
 def random_qkv(dtype=torch.float32, **options):
-    return torch.randn(B, S, 3, H, D, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_(**options)
+    return (
+        torch.randn(B, S, 3, H, D, generator=torch.Generator().manual_seed(0))
+        .to(dtype)
+        .requires_grad_(**options)
+    )
 
 
 def test_lengths_do_not_change():
@@ -28,7 +32,9 @@ def test_values_are_not_turned():
 
 
 def test_only_distance_matters():
-    """The product of a turned query and a turned key is the same wherever they stand, if they are as far apart."""
+    """The product of a turned query and a turned key is the same wherever they stand, if they are
+    as far apart.
+    """
     same = torch.randn(1, 1, 3, 1, D).expand(1, S, 3, 1, D)
     query, key, _ = (each[0, :, 0] for each in rotary()(same))
     products = torch.stack([query[s + 3] @ key[s] for s in range(S - 3)])
@@ -40,7 +46,9 @@ def test_complex_and_plain_turns_agree():
     qkv, upstream, angles = random_qkv(), torch.randn(3, B, S, H, D), rotary()
     results = []
     for heads in (angles(qkv), turn(qkv, angles.cos[:S], angles.sin[:S])):
-        (grad,) = torch.autograd.grad([(up * each).sum() for up, each in zip(upstream, heads, strict=True)], qkv)
+        (grad,) = torch.autograd.grad(
+            [(up * each).sum() for up, each in zip(upstream, heads, strict=True)], qkv
+        )
         results.append((*heads, grad))
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other)

@@ -40,6 +40,17 @@ def test_presets_have_their_size(name, total, active):
 
 def test_the_papers_widths():
     one, three = MODELS["deepseekmoe-1b"], MODELS["deepseekmoe-3b"]
-    assert (one.hidden_size, one.num_heads, one.layers, one.num_experts, one.top_k) == (1024, 8, 10, 64, 6)
-    assert (three.hidden_size, three.num_heads, three.layers, three.expert_size) == (1280, 10, 12, 856)
+    assert (one.hidden_size, one.num_heads, one.layers, one.num_experts, one.top_k) == (
+        1024,
+        8,
+        10,
+        64,
+        6,
+    )
+    assert (three.hidden_size, three.num_heads, three.layers, three.expert_size) == (
+        1280,
+        10,
+        12,
+        856,
+    )
     assert one.dense_size == 4096

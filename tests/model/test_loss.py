@@ -23,7 +23,8 @@ def test_slices_add_up(monkeypatch, logits):
     expected = reference_cross_entropy(hidden, weight, targets)
     torch.testing.assert_close(value, expected)
     for one, other in zip(
-        torch.autograd.grad(3 * value, (hidden, weight)), torch.autograd.grad(3 * expected, (hidden, weight))
+        torch.autograd.grad(3 * value, (hidden, weight)),
+        torch.autograd.grad(3 * expected, (hidden, weight)),
     ):
         torch.testing.assert_close(one, other)
 
@@ -48,7 +49,9 @@ def test_autocast_sums_in_float32():
     value.backward()
     assert value.dtype == torch.float32
     assert weight.grad.dtype == torch.float32
-    torch.testing.assert_close(value, reference_cross_entropy(hidden, weight, targets), rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(
+        value, reference_cross_entropy(hidden, weight, targets), rtol=2e-2, atol=2e-2
+    )
 
 
 def test_lengths_must_agree():

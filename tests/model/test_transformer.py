@@ -44,7 +44,9 @@ def test_positions_matter():
     swapped = torch.tensor([[5, 3, 3, 3, 3, 3, 3, 7]]), torch.tensor([[3, 3, 3, 5, 3, 3, 3, 7]])
     one, other = (net(each).logits[0, -1] for each in swapped)
     assert not torch.allclose(one, other, atol=1e-4)
-    torch.testing.assert_close(net(same).logits[0, 1], net(same).logits[0, 5])  # nothing but itself to attend to
+    torch.testing.assert_close(
+        net(same).logits[0, 1], net(same).logits[0, 5]
+    )  # nothing but itself to attend to
 
 
 def test_the_loss_is_that_of_the_logits():
@@ -133,5 +135,7 @@ def test_one_step_at_the_real_widths():
         optimizer.zero_grad()
         net.moe_layers["blocks.1"].router.balancer.update(out.tallies[0])
         losses.append(float(out.loss.detach()))
-    assert losses[0] == pytest.approx(torch.log(torch.tensor(50_257.0)).item(), abs=0.1)  # knows nothing yet
+    assert losses[0] == pytest.approx(
+        torch.log(torch.tensor(50_257.0)).item(), abs=0.1
+    )  # knows nothing yet
     assert losses[1] < losses[0]

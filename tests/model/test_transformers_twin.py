@@ -1,4 +1,6 @@
-"""The whole model against transformers' GLM-4-MoE, the same architecture without its extras: same weights, same answers."""
+"""The whole model against transformers' GLM-4-MoE, the same architecture without its extras: same
+weights, same answers.
+"""
 
 import dataclasses
 
@@ -28,7 +30,9 @@ def pair():
 def test_the_same_logits(pair):
     ours, other = pair
     x = tokens(3, 16)
-    torch.testing.assert_close(ours(x).logits, other(x, use_cache=False).logits, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        ours(x).logits, other(x, use_cache=False).logits, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_the_same_loss_and_gradients(pair):
@@ -39,7 +43,9 @@ def test_the_same_loss_and_gradients(pair):
     torch.testing.assert_close(mine, their, rtol=1e-5, atol=1e-6)
     mine.backward()
     their.backward()
-    torch.testing.assert_close(ours.embedding.weight.grad, other.model.embed_tokens.weight.grad, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(
+        ours.embedding.weight.grad, other.model.embed_tokens.weight.grad, rtol=1e-3, atol=1e-6
+    )
     torch.testing.assert_close(
         ours.blocks[1].feed_forward.experts.down.grad,
         other.model.layers[1].mlp.experts.down_proj.grad,

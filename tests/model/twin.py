@@ -1,4 +1,6 @@
-"""The same architecture from transformers: GLM-4-MoE without its extras. For tests, and for benchmarks/bench_training.py."""
+"""The same architecture from transformers: GLM-4-MoE without its extras. For tests, and for
+benchmarks/bench_training.py.
+"""
 
 import torch
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
@@ -49,7 +51,10 @@ def our_state(model):
             "feed_forward_norm.weight": layer.post_attention_layernorm.weight,
             "attention.qkv.weight": torch.cat(
                 [
-                    *(neighbours(each.weight, heads.head_dim) for each in (heads.q_proj, heads.k_proj)),
+                    *(
+                        neighbours(each.weight, heads.head_dim)
+                        for each in (heads.q_proj, heads.k_proj)
+                    ),
                     heads.v_proj.weight,
                 ]
             ),

@@ -17,7 +17,10 @@ SCHEMES = ["none", "deepseek", "inverse_sqrt", "quantile"]
 def results(texts, tmp_path_factory):  # noqa: F811
     folder = tmp_path_factory.mktemp("results")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("equipoise.experiments.compare.run", lambda jobs, **_: [train(job.config) for job in jobs])
+        patch.setattr(
+            "equipoise.experiments.compare.run",
+            lambda jobs, **_: [train(job.config) for job in jobs],
+        )
         compare(folder, schemes=SCHEMES, data=str(texts), **SETTINGS)
     report(folder)
     return folder
@@ -25,8 +28,12 @@ def results(texts, tmp_path_factory):  # noqa: F811
 
 @pytest.fixture(scope="session")
 def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: the page is not looked at")
-    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="no playwright: the page is not looked at"
+    )
+    path = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     if path is None:
         pytest.skip("no chromium on this machine: the page is not looked at")
     with playwright.sync_playwright() as started:
@@ -37,16 +44,23 @@ def browser():
 
 @pytest.fixture
 def opened(browser, request):
-    """Opens a page and gives it with the console's errors; `width` and `scheme` as a reader would have them."""
+    """Opens a page and gives it with the console's errors; `width` and `scheme` as a reader would
+    have them.
+    """
     contexts = []
 
     def open_page(path=None, width=1280, scheme="light"):
         path = path or request.getfixturevalue("results") / "report.html"
         contexts.append(
-            browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
+            browser.new_context(
+                viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True
+            )
         )
         page, errors = contexts[-1].new_page(), []
-        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.on(
+            "console",
+            lambda message: errors.append(message.text) if message.type == "error" else None,
+        )
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(path.as_uri())
         page.wait_for_selector("body[data-ready=yes]", timeout=60_000)

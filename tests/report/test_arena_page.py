@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.arena import catalogue
 from equipoise.arena.contest import contest, plan
+from equipoise.arena.streams import catalogue
 from equipoise.report import report
-from equipoise.report.arena_answer import answer, standings
-from equipoise.report.arena_figures import figures, frontier
-from equipoise.report.arena_page import write_page
-from equipoise.report.arena_read import Cells, read_arena
+from equipoise.report.arena.answer import answer, standings
+from equipoise.report.arena.figures import figures, frontier
+from equipoise.report.arena.page import write_page
+from equipoise.report.arena.read import Cells, read_arena
 from tests.report.test_browser import BOXES
 
 SHEETS = ("arena-frontier", "arena-time", "arena-cells")
@@ -24,7 +24,12 @@ PLOT = "(id) => document.getElementById(id).data"
 
 def cell(stream, balancer, rate, level, affinity=1.0, floor=0.05, steps=30):
     series = (level * (1 + 0.1 * np.random.default_rng(len(balancer)).random(steps))).tolist()
-    figures = {"affinity_kept": affinity, "switched": 0.1, "idle_share": 0.2, "steady_max_violation": 2 * level}
+    figures = {
+        "affinity_kept": affinity,
+        "switched": 0.1,
+        "idle_share": 0.2,
+        "steady_max_violation": 2 * level,
+    }
     known = {
         "stream": stream,
         "balancer": balancer,
@@ -33,7 +38,10 @@ def cell(stream, balancer, rate, level, affinity=1.0, floor=0.05, steps=30):
         "floor": floor,
         "lag_one": 0.07,
     }
-    reached = {"over_floor": level / floor if floor else None, "steps_to_floor": 3 if level < 2 * floor else None}
+    reached = {
+        "over_floor": level / floor if floor else None,
+        "steps_to_floor": 3 if level < 2 * floor else None,
+    }
     return {**known, **figures, **reached, "imbalance": series, "max_violation": series}
 
 
@@ -58,19 +66,28 @@ def test_the_answer_follows_the_cells():
     assert "curvature is the most even, or within 2% of that, on 2." in told
     assert "none furthest from it (18.0 times)" in told
     alone = answer(Cells("one", [row for row in two_streams() if row["stream"] == "calm"]))
-    assert "On calm, curvature leaves the loads most even (steady imbalance 0.0600, 1.20 times" in alone
+    assert (
+        "On calm, curvature leaves the loads most even (steady imbalance 0.0600, 1.20 times"
+        in alone
+    )
     assert "next is deepseek at rate 0.01 (0.0900, +50%)" in alone
     assert "the router does not react" in alone
 
 
 def test_level_rules_are_both_in_front():
     rows = [cell("s", "a", None, 0.1), cell("s", "b", None, 0.101), cell("s", "c", None, 0.103)]
-    assert {each.balancer: each.level for each in standings(Cells("x", rows))} == {"a": 1, "b": 1, "c": 0}
+    assert {each.balancer: each.level for each in standings(Cells("x", rows))} == {
+        "a": 1,
+        "b": 1,
+        "c": 0,
+    }
 
 
 def test_unfinished_streams_do_not_rank():
     rows = [*two_streams(), cell("begun", "none", None, 0.9)]
-    assert "on 2 streams, each at its best rate, curvature is the most even" in answer(Cells("x", rows, missing=3))
+    assert "on 2 streams, each at its best rate, curvature is the most even" in answer(
+        Cells("x", rows, missing=3)
+    )
     assert {each.balancer: each.level for each in standings(Cells("x", rows))}["none"] == 0
 
 
@@ -93,11 +110,17 @@ def test_a_floor_of_nothing_is_no_obstacle(tmp_path):
 def test_the_page_needs_nothing_else(page):
     text = page.read_text()
     assert not re.search(r"(src|href)\s*=\s*[\"']?(https?:)?//", text)
-    assert text == write_page(Cells("two", two_streams()), page.parent / "again" / "page.html").read_text()
+    assert (
+        text
+        == write_page(Cells("two", two_streams()), page.parent / "again" / "page.html").read_text()
+    )
 
 
 def test_the_data_lie_beside_the_page(page):
-    sheets = {name: list(csv.DictReader((page.parent / "figures" / f"{name}.csv").open())) for name in SHEETS}
+    sheets = {
+        name: list(csv.DictReader((page.parent / "figures" / f"{name}.csv").open()))
+        for name in SHEETS
+    }
     assert [len(rows) for rows in sheets.values()] == [8, 8 * 30, 8]
     assert [row["on the frontier"] for row in sheets["arena-frontier"]][:4] == ["1", "1", "1", "1"]
     assert float(sheets["arena-cells"][1]["over_floor"]) == pytest.approx(0.09 / 0.05)
@@ -148,7 +171,10 @@ def test_another_stream_is_drawn(opened, page):
     before = view.evaluate(PLOT, "arena-frontier")[1]["x"]
     view.locator("#stream").select_option("windy")
     assert view.evaluate(PLOT, "arena-frontier")[1]["x"] == [2 * x for x in before]
-    assert view.locator("#arena-cells tbody tr:visible td:last-child").all_text_contents() == ["windy"] * 4
+    assert (
+        view.locator("#arena-cells tbody tr:visible td:last-child").all_text_contents()
+        == ["windy"] * 4
+    )
     view.locator("#everything").check()
     assert view.locator("#arena-cells tbody tr:visible").count() == 8
     assert errors == []
@@ -156,21 +182,36 @@ def test_another_stream_is_drawn(opened, page):
 
 def test_lines_can_be_chosen(opened, page):
     view, _ = opened(page)
-    assert [each["name"] for each in view.evaluate(PLOT, "arena-time")] == ["deepseek 0.01", "none", "curvature"]
+    assert [each["name"] for each in view.evaluate(PLOT, "arena-time")] == [
+        "deepseek 0.01",
+        "none",
+        "curvature",
+    ]
     view.locator("#lines").select_option(label="deepseek, every rate")
-    assert [each["name"] for each in view.evaluate(PLOT, "arena-time")] == ["deepseek 0.001", "deepseek 0.01"]
+    assert [each["name"] for each in view.evaluate(PLOT, "arena-time")] == [
+        "deepseek 0.001",
+        "deepseek 0.01",
+    ]
     view.locator("#measure").select_option("violation")
-    assert view.evaluate("() => document.getElementById('arena-time').layout.yaxis.title.text") == "max violation"
+    assert (
+        view.evaluate("() => document.getElementById('arena-time').layout.yaxis.title.text")
+        == "max violation"
+    )
 
 
 def test_series_toggle_and_cells_are_sorted(opened, page):
     view, _ = opened(page)
     view.locator("#arena-frontier .legendtoggle").nth(1).click()
-    view.wait_for_function("() => document.getElementById('arena-frontier').data[1].visible === 'legendonly'")
+    view.wait_for_function(
+        "() => document.getElementById('arena-frontier').data[1].visible === 'legendonly'"
+    )
     heading = view.locator("#arena-cells th button", has_text="steady imbalance")
     for order in (1, -1):
         heading.click()
-        shown = [float(text) for text in view.locator("#arena-cells tr:visible td:nth-child(3)").all_text_contents()]
+        shown = [
+            float(text)
+            for text in view.locator("#arena-cells tr:visible td:nth-child(3)").all_text_contents()
+        ]
         assert shown == sorted(shown, reverse=order < 0)
 
 
@@ -179,7 +220,10 @@ def test_data_and_pictures_can_be_saved(opened, page):
     for name in SHEETS:
         with view.expect_download() as download:
             view.locator(f"[data-of={name}] button", has_text="CSV").click()
-        assert Path(download.value.path()).read_text() == (page.parent / "figures" / f"{name}.csv").read_text()
+        assert (
+            Path(download.value.path()).read_text()
+            == (page.parent / "figures" / f"{name}.csv").read_text()
+        )
     for kind, start in (("PNG", b"\x89PNG"), ("SVG", b"<svg")):
         with view.expect_download() as download:
             view.locator("[data-of=arena-frontier] button", has_text=kind).click()
@@ -190,7 +234,9 @@ def test_data_and_pictures_can_be_saved(opened, page):
 def test_nothing_overlaps(opened, page, width):
     view, _ = opened(page, width=width)
     assert view.evaluate("() => document.documentElement.scrollWidth") <= width
-    boxes = sorted((box for box in view.evaluate(BOXES) if box["parent"] == ""), key=lambda box: box["top"])
+    boxes = sorted(
+        (box for box in view.evaluate(BOXES) if box["parent"] == ""), key=lambda box: box["top"]
+    )
     assert len(boxes) > 10
     for above, below in itertools.pairwise(boxes):
         assert above["bottom"] <= below["top"] + 1, (above, below)
@@ -198,7 +244,11 @@ def test_nothing_overlaps(opened, page, width):
 
 def test_dark_is_dark(opened, page):
     view, errors = opened(page, scheme="dark")
-    assert view.evaluate("() => getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 29)"
+    assert (
+        view.evaluate("() => getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 29)"
+    )
     view.emulate_media(color_scheme="light")  # figures are drawn anew
-    view.wait_for_function("() => document.getElementById('arena-time').layout.font.color === '#1d2330'")
+    view.wait_for_function(
+        "() => document.getElementById('arena-time').layout.font.color === '#1d2330'"
+    )
     assert errors == []

@@ -57,7 +57,9 @@ def test_nothing_overlaps(opened, width):
             if one["parent"] != other["parent"]:
                 continue
             apart = one["right"] <= other["left"] + 1 or other["right"] <= one["left"] + 1
-            assert apart or one["bottom"] <= other["top"] + 1 or other["bottom"] <= one["top"] + 1, (one, other)
+            assert (
+                apart or one["bottom"] <= other["top"] + 1 or other["bottom"] <= one["top"] + 1
+            ), (one, other)
 
 
 def test_dark_is_dark(opened):

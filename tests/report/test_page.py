@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from equipoise.comparison import keep
 from equipoise.report import as_markdown, report
-from equipoise.report.read import read_results
-from tests.comparison.made import comparison
+from equipoise.report.comparison.read import read_results
+from equipoise.results.comparison import keep
+from tests.results.comparison.made import comparison
 
 
 def test_the_page_needs_nothing_else(results):
@@ -23,7 +23,9 @@ def test_all_figures_have_their_data(results):
     for name in ("imbalance", "loss", "scores", "shifts", "loads"):
         rows = list(csv.DictReader((results / "figures" / f"{name}.csv").open()))
         assert {each["scheme"] for each in rows} >= {"no balancing", "u/√n"}
-    shares = [float(each["share"]) for each in csv.DictReader((results / "figures" / "scores.csv").open())]
+    shares = [
+        float(each["share"]) for each in csv.DictReader((results / "figures" / "scores.csv").open())
+    ]
     assert sum(shares) == pytest.approx(4 * 4, abs=1e-2)  # four schemes at four steps, each a whole
 
 
@@ -33,14 +35,18 @@ def test_the_kept_file_gives_the_same_page(results, tmp_path):
     assert report(kept) == tmp_path / "kept.html"
     assert (tmp_path / "kept.html").read_text() == report(results).read_text()
     for name in ("results", "differences", "training", "loads"):
-        assert (tmp_path / f"figures/{name}.csv").read_text() == (results / f"figures/{name}.csv").read_text()
+        assert (tmp_path / f"figures/{name}.csv").read_text() == (
+            results / f"figures/{name}.csv"
+        ).read_text()
 
 
 def test_differences_have_intervals_and_marks(tmp_path):
     text = report(keep.write(comparison(), tmp_path / "made.json")).read_text()
     table = re.search(r"<table id=differences>.*?</table>", text)[0]
     assert "less u/|L-A| (DeepSeek)" in table
-    assert re.search(r"<td class=bad>\+0\.\d{3}<small>± 0\.\d{3}\*</small></td>", table)  # no balancing is less even
+    assert re.search(
+        r"<td class=bad>\+0\.\d{3}<small>± 0\.\d{3}\*</small></td>", table
+    )  # no balancing is less even
     assert "(chance 0.021)" in re.search(r"<table id=results>.*?</table>", text)[0]
     assert "Bonferroni" in text
 

@@ -14,7 +14,9 @@ BEGINS = {"png": b"\x89PNG", "svg": b"<svg", "pdf": b"%PDF"}
 
 @pytest.fixture
 def drawn(browser):
-    """In a thread of its own: playwright allows one session in each, and the tests have one here. Skipped without a browser."""
+    """In a thread of its own: playwright allows one session in each, and the tests have one here.
+    Skipped without a browser.
+    """
 
     def run(*arguments):
         with ThreadPoolExecutor(1) as thread:
@@ -30,7 +32,9 @@ def test_every_figure_becomes_a_file(drawn, results, tmp_path, kind):
     for path in made:
         assert path.read_bytes().startswith(BEGINS[kind])
         assert path.stat().st_size > 4000
-    assert (tmp_path / "pictures/loss.csv").read_text() == (results / "figures/loss.csv").read_text()
+    assert (tmp_path / "pictures/loss.csv").read_text() == (
+        results / "figures/loss.csv"
+    ).read_text()
 
 
 def test_loads_are_drawn_for_every_scheme(drawn, results, tmp_path):
@@ -41,9 +45,13 @@ def test_loads_are_drawn_for_every_scheme(drawn, results, tmp_path):
 
 
 def test_rows_are_filled_in_turn():
-    text, size = compose("a < b", [Part("<svg/>", 700, 100), Part("<svg/>", 700, 50, "two"), Part("<svg/>", 300, 90)])
+    text, size = compose(
+        "a < b", [Part("<svg/>", 700, 100), Part("<svg/>", 700, 50, "two"), Part("<svg/>", 300, 90)]
+    )
     assert "a &lt; b" in text
-    assert [f"translate{place}" in text for place in ("(12,38)", "(12,176)", "(724,150)")] == [True] * 3
+    assert [f"translate{place}" in text for place in ("(12,38)", "(12,176)", "(724,150)")] == [
+        True
+    ] * 3
     assert size == (1036, 252)
 
 

@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from equipoise.experiments.grid import Grid
-from equipoise.experiments.job import record_failure
-from equipoise.experiments.sweep import conclude, enter
+from equipoise.experiments.processes.job import record_failure
+from equipoise.experiments.sweep.grid import Grid
+from equipoise.experiments.sweep.sweep import conclude, enter
 from equipoise.report import report
-from equipoise.report.sweep_figures import best_by_rate
-from equipoise.report.sweep_read import read_sweep
+from equipoise.report.sweep.figures import best_by_rate
+from equipoise.report.sweep.read import read_sweep
 
 AXES = {
     "balancer": ["deepseek", "aux"],
@@ -21,11 +21,18 @@ AXES = {
 
 
 def loss(settings):
-    """Made up: lowest at u = 1e-2 for deepseek and at 1e-1 for aux, and always at the higher learning rate."""
+    """Made up: lowest at u = 1e-2 for deepseek and at 1e-1 for aux, and always at the higher
+    learning rate.
+    """
     if settings["balancer"] == "none":
         return 5.2
     best = 1e-2 if settings["balancer"] == "deepseek" else 1e-1
-    return 5 + abs(settings["update_rate"] - best) + 500 * (1e-3 - settings["learning_rate"]) + 0.01 * settings["seed"]
+    return (
+        5
+        + abs(settings["update_rate"] - best)
+        + 500 * (1e-3 - settings["learning_rate"])
+        + 0.01 * settings["seed"]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +45,15 @@ def swept(tmp_path_factory):
         if trial.name == "aux_u=0.1_lr=0.0001_seed=1":
             record_failure(trial.job.folder, "<script>alert(1)</script>\n(exit code 2)")
             continue
-        figures = {"validation_loss": loss(trial.settings), "imbalance": 0.2, "max_violation": 0.5, "train_loss": 5.0}
-        (trial.job.folder / "result.json").write_text(json.dumps({**figures, "seconds": 1.0, "steps": 300}))
+        figures = {
+            "validation_loss": loss(trial.settings),
+            "imbalance": 0.2,
+            "max_violation": 0.5,
+            "train_loss": 5.0,
+        }
+        (trial.job.folder / "result.json").write_text(
+            json.dumps({**figures, "seconds": 1.0, "steps": 300})
+        )
     conclude(folder)
     report(folder)
     return folder
@@ -47,9 +61,18 @@ def swept(tmp_path_factory):
 
 def test_the_answer_follows_the_data(swept):
     text = (swept / "report.html").read_text()
-    assert "Of 13 settings, u/|L-A| (DeepSeek) with u 0.01, learning rate 0.001 has the lowest validation loss" in text
-    assert "(5.0050); the best of the 3 schemes lie within 0.1950, and the most even of them is" in text
-    assert "better may lie beyond: learning rate of u/|L-A| (DeepSeek); u and learning rate of auxiliary loss." in text
+    assert (
+        "Of 13 settings, u/|L-A| (DeepSeek) with u 0.01, learning rate 0.001 has the lowest "
+        "validation loss" in text
+    )
+    assert (
+        "(5.0050); the best of the 3 schemes lie within 0.1950, and the most even of them is"
+        in text
+    )
+    assert (
+        "better may lie beyond: learning rate of u/|L-A| (DeepSeek); u and learning rate of "
+        "auxiliary loss." in text
+    )
     assert " Trials failed: 1." in text
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
     assert "<script>alert" not in text
@@ -67,10 +90,14 @@ def test_figures_show_the_best_of_the_rest(swept):
     assert list(chosen) == [1e-3, 1e-2, 1e-1]
     assert {row["settings"]["learning_rate"] for row in chosen.values()} == {1e-3}
     told = list(csv.DictReader((swept / "figures/loss_by_rate.csv").open()))
-    assert {row["scheme"] for row in told} == {"u/|L-A| (DeepSeek)", "auxiliary loss", "no balancing"}
-    assert float(next(row for row in told if row["scheme"] == "auxiliary loss")["validation_loss"]) == pytest.approx(
-        5.104
-    )
+    assert {row["scheme"] for row in told} == {
+        "u/|L-A| (DeepSeek)",
+        "auxiliary loss",
+        "no balancing",
+    }
+    assert float(
+        next(row for row in told if row["scheme"] == "auxiliary loss")["validation_loss"]
+    ) == pytest.approx(5.104)
     assert len(list(csv.DictReader((swept / "figures/settings.csv").open()))) == 13
 
 

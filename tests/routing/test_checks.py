@@ -28,7 +28,9 @@ def poisoned(value, places=((1, 2), (3, 0))):
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_bad_scores_are_located(value):
-    with pytest.raises(ValueError, match=r"scores hold 2 values .* first at \(token 1, expert 2\).*float32"):
+    with pytest.raises(
+        ValueError, match=r"scores hold 2 values .* first at \(token 1, expert 2\).*float32"
+    ):
         route(poisoned(value), 2)
 
 
@@ -46,7 +48,9 @@ def test_later_tokens_are_numbered_flat():
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_bad_choose_by_blames_shift(value):
-    with pytest.raises(ValueError, match=r"choose_by holds 2 values .* \(token 1, expert 2\).* look at the shift"):
+    with pytest.raises(
+        ValueError, match=r"choose_by holds 2 values .* \(token 1, expert 2\).* look at the shift"
+    ):
         route(torch.ones(4, 5), 2, choose_by=poisoned(value))
 
 
@@ -73,7 +77,9 @@ def test_overflowing_sum_is_accepted():
     assert route(torch.ones(4, 5), 2, choose_by=scores).experts.tolist() == [[0, 1]] * 4
 
 
-@pytest.mark.parametrize(("mode", "on_cpu", "on_gpu"), [("auto", 1, 0), ("always", 1, 1), ("never", 0, 0)])
+@pytest.mark.parametrize(
+    ("mode", "on_cpu", "on_gpu"), [("auto", 1, 0), ("always", 1, 1), ("never", 0, 0)]
+)
 def test_modes_choose_devices(mode, on_cpu, on_gpu):
     gpu_scores = SimpleNamespace(device=torch.device("cuda"), is_meta=False)
     with check_scores(mode):
@@ -85,7 +91,9 @@ def test_modes_choose_devices(mode, on_cpu, on_gpu):
 def test_never_checks_nothing():
     with check_scores("never"):
         assert route(poisoned(torch.nan), 2).gates.isnan().any()
-        assert route(torch.ones(4, 5), 2, choose_by=torch.full((4, 5), -torch.inf)).experts.shape == (4, 2)
+        assert route(
+            torch.ones(4, 5), 2, choose_by=torch.full((4, 5), -torch.inf)
+        ).experts.shape == (4, 2)
 
 
 def test_block_restores_mode():
@@ -115,15 +123,22 @@ def test_unknown_mode_is_refused():
 
 
 def test_environment_sets_mode():
-    program = "import torch; from equipoise import route; route(torch.full((2, 3), torch.nan), 1); print('unchecked')"
+    program = (
+        "import torch; from equipoise import route; route(torch.full((2, 3), torch.nan), "
+        "1); print('unchecked')"
+    )
     environment = {**os.environ, "EQUIPOISE_CHECK_SCORES": "never"}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
     assert done.stdout.strip() == "unchecked", done.stderr
 
 
 def test_unknown_environment_is_refused(monkeypatch):
     monkeypatch.setenv("EQUIPOISE_CHECK_SCORES", "sometimes")
-    with pytest.raises(ValueError, match=r"EQUIPOISE_CHECK_SCORES must be one of .* not 'sometimes'"):
+    with pytest.raises(
+        ValueError, match=r"EQUIPOISE_CHECK_SCORES must be one of .* not 'sometimes'"
+    ):
         runpy.run_path(checks.__file__)
 
 

@@ -1,4 +1,6 @@
-"""Group-limited routing: a token uses only its best groups, whatever the sign of its shifted scores."""
+"""Group-limited routing: a token uses only its best groups, whatever the sign of its shifted
+scores.
+"""
 
 import torch
 from hypothesis import given, settings
@@ -21,11 +23,17 @@ def slow_route(row, number, keep):
 
 @st.composite
 def grouped(draw):
-    """Rows of 2^i - offset in any order: no two experts and no two sums of two are equal, so there are no ties."""
+    """Rows of 2^i - offset in any order: no two experts and no two sums of two are equal, so there
+    are no ties.
+    """
     number, keep = draw(st.sampled_from([(1, 1), (2, 1), (3, 1), (3, 2), (4, 2), (6, 3), (12, 5)]))
     top_k = draw(st.integers(1, keep * NUM_EXPERTS // number))
     offset = draw(st.sampled_from([0, 50, 5000]))  # none, some or all are negative
-    rows = draw(st.lists(st.permutations([2**i - offset for i in range(NUM_EXPERTS)]), min_size=1, max_size=4))
+    rows = draw(
+        st.lists(
+            st.permutations([2**i - offset for i in range(NUM_EXPERTS)]), min_size=1, max_size=4
+        )
+    )
     return rows, top_k, number, keep
 
 
@@ -61,7 +69,9 @@ def test_group_worth_sums_two_best():
 
 
 def test_runner_up_stays_in_groups():
-    shifted = torch.tensor([[9.0, 1.0, 8.0, 0.0]])  # expert 2 is second best, and its group forbidden
+    shifted = torch.tensor(
+        [[9.0, 1.0, 8.0, 0.0]]
+    )  # expert 2 is second best, and its group forbidden
     routing = route(torch.rand(1, 4), 1, choose_by=shifted, groups=(2, 1))
     assert routing.runner_up.tolist() == [1]
     assert routing.margin.tolist() == [8.0]
@@ -81,7 +91,10 @@ def test_equal_groups_keep_exact_number():
 
 def test_groups_name_their_numbers():
     scores = torch.rand(20, 12)
-    named, plain = route(scores, 2, groups=Groups(number=6, keep=2)), route(scores, 2, groups=(6, 2))
+    named, plain = (
+        route(scores, 2, groups=Groups(number=6, keep=2)),
+        route(scores, 2, groups=(6, 2)),
+    )
     assert torch.equal(named.experts, plain.experts)
     assert plain.allowed.shape == (20, 6)
     assert route(scores, 2).allowed is None

@@ -129,17 +129,25 @@ def test_no_tokens_idle_nowhere():
 @given(forwards(), st.data())
 def test_idle_share_keeps_bounds(loads, data):
     num_experts = loads.shape[1]
-    devices = data.draw(st.sampled_from([d for d in range(1, num_experts + 1) if num_experts % d == 0]))
+    devices = data.draw(
+        st.sampled_from([d for d in range(1, num_experts + 1) if num_experts % d == 0])
+    )
     blocks = idle_share(loads, devices)
     assert 0 <= blocks < 1
     assert blocks <= 1 - 1 / devices + 1e-12
-    assert idle_share(loads, [expert * devices // num_experts for expert in range(num_experts)]) == blocks
+    assert (
+        idle_share(loads, [expert * devices // num_experts for expert in range(num_experts)])
+        == blocks
+    )
     assert idle_share(loads.sum(0), devices) <= blocks + 1e-12
 
 
 @pytest.mark.parametrize("devices", [0, 3, 8])
 def test_blocks_must_be_equal(devices):
-    with pytest.raises(ValueError, match=f"4 experts do not divide over {devices} devices: pass the device of every"):
+    with pytest.raises(
+        ValueError,
+        match=f"4 experts do not divide over {devices} devices: pass the device of every",
+    ):
         idle_share([1, 2, 3, 4], devices)
 
 

@@ -15,11 +15,18 @@ LARGEST = (2**31 - 1) // 2  # what two ranks may count each
 
 def tally(loads, step=0, **parts):
     loads = torch.tensor(loads)
-    return Tally(loads, loads.unsqueeze(0), torch.tensor(step), {name: torch.tensor(p) for name, p in parts.items()})
+    return Tally(
+        loads,
+        loads.unsqueeze(0),
+        torch.tensor(step),
+        {name: torch.tensor(p) for name, p in parts.items()},
+    )
 
 
 def layers_of(rank):
-    """Two layers of different E, parts and step; the first ran two forwards. Ranks order parts differently."""
+    """Two layers of different E, parts and step; the first ran two forwards. Ranks order parts
+    differently.
+    """
     parts = {"pairs": [[1, 10], [100, 1000 * rank]], "above": [7]}
     wide = tally([1, 2, 3, 4 + rank], 5, **dict(sorted(parts.items(), reverse=rank == 1)))
     return {"wide": wide + wide, "narrow": tally([10**rank, 10**9], 9)}
@@ -98,7 +105,9 @@ def test_counts_travel_as_int32():
     with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as collective:
         assert reduce(tally([2**31 - 1])).loads.tolist() == [2**31 - 1]
         assert collective.call_args.args[0].dtype == torch.int32
-        with pytest.raises(OverflowError, match="a count does not fit int32 over 1 ranks: update more often"):
+        with pytest.raises(
+            OverflowError, match="a count does not fit int32 over 1 ranks: update more often"
+        ):
             reduce([tally([1]), tally([1, 2**31])])
 
 
@@ -142,11 +151,15 @@ def test_group_limits_the_sum(ranks):
 
 def test_different_steps_are_refused(ranks):
     for rank, seen in enumerate(ranks):
-        assert seen["steps"].startswith("ValueError: the ranks' balancers have made different numbers of updates")
+        assert seen["steps"].startswith(
+            "ValueError: the ranks' balancers have made different numbers of updates"
+        )
         assert f"(this rank's {3 + 2 * rank}): did a rank skip an update()" in seen["steps"]
 
 
 def test_overflow_counts_all_ranks(ranks):
     for seen in ranks:
         assert seen["largest"]["loads"].tolist() == [2 * LARGEST]
-        assert seen["overflow"].startswith("OverflowError: a count does not fit int32 over 2 ranks")  # on both
+        assert seen["overflow"].startswith(
+            "OverflowError: a count does not fit int32 over 2 ranks"
+        )  # on both

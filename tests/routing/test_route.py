@@ -25,7 +25,9 @@ def test_leading_shapes_are_flattened():
     scores, shifted = random_scores(2, 3, 5, 8), random_scores(2, 3, 5, 8, seed=1)
     mask = random_scores(2, 3, 5, seed=2) < 0.3
     deep = route(scores, 2, choose_by=shifted, groups=(4, 2), mask=mask)
-    flat = route(scores.view(30, 8), 2, choose_by=shifted.view(30, 8), groups=(4, 2), mask=mask.view(30))
+    flat = route(
+        scores.view(30, 8), 2, choose_by=shifted.view(30, 8), groups=(4, 2), mask=mask.view(30)
+    )
     assert deep.experts.shape == deep.gates.shape == (30, 2)
     for name, one, other in zip(deep._fields, deep, flat, strict=True):
         assert torch.equal(one, other), name
@@ -111,7 +113,13 @@ def test_padding_is_routed_uncounted():
 
 
 def test_empty_batch_routes():
-    routing = route(torch.zeros(2, 0, 8), 3, groups=(4, 2), mask=torch.zeros(2, 0, dtype=torch.bool), renormalize=True)
+    routing = route(
+        torch.zeros(2, 0, 8),
+        3,
+        groups=(4, 2),
+        mask=torch.zeros(2, 0, dtype=torch.bool),
+        renormalize=True,
+    )
     assert routing.experts.shape == routing.gates.shape == (0, 3)
     assert routing.allowed.shape == (0, 4)
     assert routing.loads.tolist() == [0] * 8

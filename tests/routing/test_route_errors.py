@@ -10,7 +10,9 @@ SCORES = torch.rand(3, 8)
 
 @pytest.mark.parametrize("top_k", [-1, 0, 9])
 def test_impossible_top_k_is_refused(top_k):
-    with pytest.raises(ValueError, match=f"top_k = {top_k} is impossible with 8 experts: choose 1 to 8"):
+    with pytest.raises(
+        ValueError, match=f"top_k = {top_k} is impossible with 8 experts: choose 1 to 8"
+    ):
         route(SCORES, top_k)
 
 
@@ -22,13 +24,17 @@ def test_impossible_top_k_is_refused(top_k):
     ],
 )
 def test_bad_scores_are_refused(scores, named):
-    with pytest.raises(ValueError, match=r"must be floating point of shape \(..., experts\), not " + named):
+    with pytest.raises(
+        ValueError, match=r"must be floating point of shape \(..., experts\), not " + named
+    ):
         route(scores, 2)
 
 
 @pytest.mark.parametrize("shape", [(8,), (3, 7), (1, 3, 8)])
 def test_choose_by_has_scores_shape(shape):
-    with pytest.raises(ValueError, match=r"choose_by has shape .* scores \(3, 8\): they must be the same"):
+    with pytest.raises(
+        ValueError, match=r"choose_by has shape .* scores \(3, 8\): they must be the same"
+    ):
         route(SCORES, 2, choose_by=torch.rand(shape))
 
 
@@ -57,7 +63,10 @@ def test_keep_must_fit_groups(keep):
 
 
 def test_groups_must_reach_top_k():
-    with pytest.raises(ValueError, match="1 groups of 2 experts are 2 experts, fewer than top_k = 3: keep more groups"):
+    with pytest.raises(
+        ValueError,
+        match="1 groups of 2 experts are 2 experts, fewer than top_k = 3: keep more groups",
+    ):
         route(SCORES, 3, groups=(4, 1))
     assert route(SCORES, 2, groups=(4, 1)).experts.shape == (3, 2)
 
@@ -79,7 +88,12 @@ def test_whole_numbers_do_not_rank():
 
 
 @pytest.mark.parametrize(
-    "scores", [(torch.randn(70_000, 4) - 2).half(), torch.full((4, 4), -3e38), torch.full((4, 4), torch.finfo().min)]
+    "scores",
+    [
+        (torch.randn(70_000, 4) - 2).half(),
+        torch.full((4, 4), -3e38),
+        torch.full((4, 4), torch.finfo().min),
+    ],
 )
 def test_sums_that_overflow_are_no_error(scores):
     assert route(scores, 3).loads.sum() == 3 * len(scores)

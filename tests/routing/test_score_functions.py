@@ -31,7 +31,9 @@ def test_scores_are_float32(name, dtype):
     assert torch.equal(scores, score_function(name)(logits.float()))
 
 
-@pytest.mark.parametrize(("name", "most"), [("softmax", 1.0), ("sigmoid", 1.0), ("sqrt_softplus", 100.0)])
+@pytest.mark.parametrize(
+    ("name", "most"), [("softmax", 1.0), ("sigmoid", 1.0), ("sqrt_softplus", 100.0)]
+)
 def test_large_logits_stay_finite(name, most):
     scores = score_function(name)(torch.tensor([-1e4, 0.0, 1e4]))
     assert scores[2] == most
@@ -43,9 +45,13 @@ def test_hyphens_are_read():
 
 
 def test_unknown_name_gets_near_match():
-    with pytest.raises(ValueError, match=r"no score function 'sofmax': did you mean 'softmax'\? there are softmax"):
+    with pytest.raises(
+        ValueError, match=r"no score function 'sofmax': did you mean 'softmax'\? there are softmax"
+    ):
         score_function("sofmax")
-    with pytest.raises(ValueError, match="no score function 'relu': there are softmax, sigmoid, sqrt_softplus"):
+    with pytest.raises(
+        ValueError, match="no score function 'relu': there are softmax, sigmoid, sqrt_softplus"
+    ):
         score_function("relu")
 
 

@@ -15,7 +15,9 @@ def tally(loads, step=0, **parts):
 
 
 def test_tallies_add():
-    total = tally([1, 2], step=7, pairs=[[1, 0], [0, 1]]) + tally([10, 20], step=7, pairs=[[5, 6], [7, 8]])
+    total = tally([1, 2], step=7, pairs=[[1, 0], [0, 1]]) + tally(
+        [10, 20], step=7, pairs=[[5, 6], [7, 8]]
+    )
     assert total.loads.tolist() == [11, 22]
     assert total.parts["pairs"].tolist() == [[6, 6], [7, 9]]
     assert total.step == 7
@@ -27,7 +29,10 @@ def test_forwards_stay_apart():
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.lists(st.lists(st.integers(0, 2**40), min_size=3, max_size=3), min_size=1, max_size=6), st.data())
+@given(
+    st.lists(st.lists(st.integers(0, 2**40), min_size=3, max_size=3), min_size=1, max_size=6),
+    st.data(),
+)
 def test_cuts_change_no_sum(rows, data):
     cut = data.draw(st.integers(0, len(rows)))
     whole = sum(tally(row) for row in rows)
@@ -48,18 +53,27 @@ def test_adding_changes_no_term():
 
 
 def test_different_steps_refuse():
-    with pytest.raises(ValueError, match=r"at steps 3 and 4 .* start a new sum after every update\(\)"):
+    with pytest.raises(
+        ValueError, match=r"at steps 3 and 4 .* start a new sum after every update\(\)"
+    ):
         tally([1, 2], step=3) + tally([1, 2], step=4)
 
 
 @pytest.mark.parametrize(
     "other",
-    [tally([1, 2, 3], part=[3]), tally([1, 2]), tally([1, 2], part=[3, 4]), tally([1, 2], another=[3])],
+    [
+        tally([1, 2, 3], part=[3]),
+        tally([1, 2]),
+        tally([1, 2], part=[3, 4]),
+        tally([1, 2], another=[3]),
+    ],
     ids=["experts", "missing", "shape", "name"],
 )
 def test_different_counts_refuse(other):
     one = tally([1, 2], part=[3])
-    with pytest.raises(ValueError, match=r"count different things.*'loads': \(2,\), 'part': \(1,\)"):
+    with pytest.raises(
+        ValueError, match=r"count different things.*'loads': \(2,\), 'part': \(1,\)"
+    ):
         one + other
     with pytest.raises(ValueError, match="count different things"):
         other + one

@@ -10,7 +10,9 @@ from equipoise import route
 
 def coins(num_tokens, num_experts, seed=0):
     """Scores of 0 and 1 only: nearly every choice is a tie."""
-    return torch.randint(0, 2, (num_tokens, num_experts), generator=torch.Generator().manual_seed(seed)).float()
+    return torch.randint(
+        0, 2, (num_tokens, num_experts), generator=torch.Generator().manual_seed(seed)
+    ).float()
 
 
 def same_choice(one, other):

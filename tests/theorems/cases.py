@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from equipoise.assignment.iterate import FixedScores, deepseek
-from equipoise.theorems.program import run_loop
+from equipoise.optimum.loop import FixedScores, deepseek
+from equipoise.theorems.evidence.program import run_loop
 from equipoise.trace import Trace, TraceWriter
 
 
@@ -32,7 +32,9 @@ def step_where(run, wanted):
 
 
 def moved_wrongly(step):
-    """The step, and one token more that drops an expert it likes, with too few tokens, for one it does not, with too many."""
+    """The step, and one token more that drops an expert it likes, with too few tokens, for one it
+    does not, with too many.
+    """
     still = (step.after == step.before).all(1)
     most, least = np.argmin(step.sign), np.argmax(step.sign)
     worth = np.where(still & step.after[:, least] & ~step.after[:, most], 1, np.nan)

@@ -1,16 +1,18 @@
-"""Statements 12 to 15: held where they must, caught on doctored evidence, silent where a hypothesis fails."""
+"""Statements 12 to 15: held where they must, caught on doctored evidence, silent where a hypothesis
+fails.
+"""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from equipoise.assignment.densities import Beta, Histogram, Uniform
-from equipoise.assignment.expected import Expected
-from equipoise.assignment.iterate import FixedScores, inverse
-from equipoise.theorems import gradient
-from equipoise.theorems.draws import dependence_of, draw
-from equipoise.theorems.program import run_loop
+from equipoise.expected.dual import Expected
+from equipoise.expected.laws import Beta, Histogram, Uniform
+from equipoise.optimum.loop import FixedScores, inverse
+from equipoise.theorems.evidence.draws import dependence_of, draw
+from equipoise.theorems.evidence.program import run_loop
+from equipoise.theorems.statements import gradient
 from equipoise.trace import Trace, TraceWriter
 from tests.theorems.cases import lively, recorded, scores
 
@@ -29,7 +31,9 @@ def trace_of(batch, folder, top_k=2):
     with TraceWriter(folder, top_k=top_k, layers=1) as writer:
         chosen = np.argsort(np.argsort(-batch, 1), 1) < top_k
         zero = np.zeros(batch.shape[1])
-        writer.append(7, 0, shift=zero, shift_after=zero, loads=chosen.sum(0), scores=batch, whole=True)
+        writer.append(
+            7, 0, shift=zero, shift_after=zero, loads=chosen.sum(0), scores=batch, whole=True
+        )
     return Trace.open(folder)
 
 
@@ -66,7 +70,8 @@ def test_softmax_gates_are_not_independent(statement, tmp_path):
     ("batch", "message"),
     [
         (
-            np.random.default_rng(0).random((4096, 1)) * 0.5 + 0.1 * np.random.default_rng(1).random((4096, 6)),
+            np.random.default_rng(0).random((4096, 1)) * 0.5
+            + 0.1 * np.random.default_rng(1).random((4096, 6)),
             "correlated",
         ),
         (np.random.default_rng(0).random((10, 6)), "too few"),
@@ -104,7 +109,10 @@ def test_collapse_attains_sigma_squared():
 
 
 def test_few_batches_have_no_variance(draws):
-    assert "too few for a variance" in gradient.gradient_variance(replace(draws, loads=draws.loads[:3])).why
+    assert (
+        "too few for a variance"
+        in gradient.gradient_variance(replace(draws, loads=draws.loads[:3])).why
+    )
 
 
 def test_wrong_weights_are_caught():
@@ -119,22 +127,31 @@ def test_wrong_weights_are_caught():
 
 
 def test_both_moduli_are_reported():
-    why = gradient.strong_convexity(gradient.curvature(Expected(Uniform(8), 2, 16), np.zeros(8))).why
+    why = gradient.strong_convexity(
+        gradient.curvature(Expected(Uniform(8), 2, 16), np.zeros(8))
+    ).why
     assert "T lambda_2 = 18.3" in why
     assert "T E c_K = 18.3" in why  # at p = 0 with diameter 0 they are the same
 
 
 def test_strong_convexity_needs_a_choice_and_a_domain():
-    assert "K = E" in gradient.strong_convexity(gradient.curvature(Expected(Uniform(3), 3), np.zeros(3))).why
+    assert (
+        "K = E"
+        in gradient.strong_convexity(gradient.curvature(Expected(Uniform(3), 3), np.zeros(3))).why
+    )
     assert (
         "diameter 2.00"
-        in gradient.strong_convexity(gradient.curvature(Expected(Uniform(3), 1), np.array([2.0, 0, 0]))).why
+        in gradient.strong_convexity(
+            gradient.curvature(Expected(Uniform(3), 1), np.array([2.0, 0, 0]))
+        ).why
     )
 
 
 def test_the_sum_is_kept_and_centring_changes_nothing(tmp_path):
     assert "may drift" in gradient.zero_sum_projection(lively(steps=20)).why
-    homogeneous = gradient.zero_sum_projection(run_loop(FixedScores(scores(), 2), inverse(1e-3), 20))
+    homogeneous = gradient.zero_sum_projection(
+        run_loop(FixedScores(scores(), 2), inverse(1e-3), 20)
+    )
     assert homogeneous.holds
     assert "is kept" in homogeneous.why
     assert gradient.zero_sum_projection(recorded(tmp_path / "t")).holds
@@ -142,7 +159,12 @@ def test_the_sum_is_kept_and_centring_changes_nothing(tmp_path):
 
 def test_zero_sums_are_caught_and_refused():
     step = next(iter(run_loop(FixedScores(scores(), 2), inverse(1e-3), 3)))
-    assert gradient.zero_sum_projection([replace(step, loads=step.loads + np.array([0, 0, 0, 5]))]).margin == -5
+    assert (
+        gradient.zero_sum_projection(
+            [replace(step, loads=step.loads + np.array([0, 0, 0, 5]))]
+        ).margin
+        == -5
+    )
     drifting = replace(step, shift_after=step.shift_after + 0.1)
     assert gradient.zero_sum_projection([drifting]).holds is False
     rerouted = step.before.copy()
@@ -150,11 +172,16 @@ def test_zero_sums_are_caught_and_refused():
     assert gradient.zero_sum_projection([replace(step, before=rerouted)]).holds is False
     more = step.before.copy()
     more[0] = True
-    assert "not every token takes K experts" in gradient.zero_sum_projection([replace(step, before=more)]).why
+    assert (
+        "not every token takes K experts"
+        in gradient.zero_sum_projection([replace(step, before=more)]).why
+    )
 
 
 def test_constant_scores_say_nothing():
-    assert "do not vary" in dependence_of(np.hstack([np.full((50, 1), 0.5), np.random.default_rng(0).random((50, 2))]))
+    assert "do not vary" in dependence_of(
+        np.hstack([np.full((50, 1), 0.5), np.random.default_rng(0).random((50, 2))])
+    )
 
 
 def test_histograms_of_recorded_scores():

@@ -1,13 +1,15 @@
-"""Statements 1 to 6: held where they must, caught on doctored steps, silent where a hypothesis fails."""
+"""Statements 1 to 6: held where they must, caught on doctored steps, silent where a hypothesis
+fails.
+"""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from equipoise.assignment.iterate import FixedScores, deepseek, inverse
-from equipoise.theorems import lagrangian as statements
-from equipoise.theorems.program import reduced_dual, run_loop
+from equipoise.optimum.loop import FixedScores, deepseek, inverse
+from equipoise.theorems.evidence.program import reduced_dual, run_loop
+from equipoise.theorems.statements import lagrangian as statements
 from tests.theorems.cases import lively, moved_wrongly, recorded, scores, step_where
 
 ALL = [
@@ -41,9 +43,13 @@ def test_they_hold_on_a_recorded_training(statement, tmp_path):
     assert verdict.holds, verdict
 
 
-@pytest.mark.parametrize("statement", [statements.change_in_lagrangian, statements.deepseek_lagrangian])
+@pytest.mark.parametrize(
+    "statement", [statements.change_in_lagrangian, statements.deepseek_lagrangian]
+)
 def test_wrong_loads_are_caught(statement):
-    """Loads that are not what was counted, with a shift that moved by them: two experts swap 3 tokens on paper."""
+    """Loads that are not what was counted, with a shift that moved by them: two experts swap 3
+    tokens on paper.
+    """
     step = step_where(lively(), lambda step: (np.abs(step.gap) > 4).sum() >= 2)
     first, second = np.argsort(-np.abs(step.gap))[:2]
     loads = step.loads.copy()
@@ -51,7 +57,9 @@ def test_wrong_loads_are_caught(statement):
     loads[second] -= 3
     gap = step.target - loads
     sizes = np.divide(5e-3, np.abs(gap), out=np.zeros(4), where=gap != 0)
-    verdict = statement([replace(step, loads=loads, step_size=sizes, shift_after=step.shift + sizes * gap)])
+    verdict = statement(
+        [replace(step, loads=loads, step_size=sizes, shift_after=step.shift + sizes * gap)]
+    )
     assert verdict.applies, verdict.why
     assert verdict.holds is False
     assert verdict.margin < 0
@@ -78,7 +86,10 @@ def test_wrong_movements_are_caught(statement):
 
 def test_a_growing_lagrangian_is_caught():
     """Monotonicity: a shift that went the other way, said to have gone the right one."""
-    step = step_where(lively(rate=1e-4), lambda s: (np.sign(s.target - s.loads_after) == s.sign).all() and s.sign.any())
+    step = step_where(
+        lively(rate=1e-4),
+        lambda s: (np.sign(s.target - s.loads_after) == s.sign).all() and s.sign.any(),
+    )
     assert statements.monotonicity([step]).holds
     loads = (2 * step.target - step.loads).astype(int)  # over- and underloaded exchanged
     backwards = step.shift - 1e-4 * step.sign
@@ -120,14 +131,21 @@ def test_other_updates_are_not_deepseeks(statement):
 
 def test_other_updates_are_not_the_papers():
     step = step_where(lively(), busy)
-    verdict = statements.change_in_lagrangian([replace(step, shift_after=step.shift_after + np.array([0.1, 0, 0, 0]))])
+    verdict = statements.change_in_lagrangian(
+        [replace(step, shift_after=step.shift_after + np.array([0.1, 0, 0, 0]))]
+    )
     assert not verdict.applies
     assert "did not move by step size times gap" in verdict.why
-    assert "no step sizes" in statements.change_in_lagrangian([replace(step, step_size=np.full(4, np.nan))]).why
+    assert (
+        "no step sizes"
+        in statements.change_in_lagrangian([replace(step, step_size=np.full(4, np.nan))]).why
+    )
 
 
 def test_rounded_shifts_are_still_deepseeks(tmp_path):
-    """float32 shifts far from 0 move by u only to 6e-8; the step sizes an observer derives from them differ a little."""
+    """float32 shifts far from 0 move by u only to 6e-8; the step sizes an observer derives from
+    them differ a little.
+    """
     trace = recorded(tmp_path / "t", rule_u=1e-3, start=0.7)
     for statement in DEEPSEEK_ONLY:
         verdict = statement(trace)
@@ -164,7 +182,9 @@ def test_partial_hypotheses_are_counted():
 def test_the_dual_is_the_best_lagrangian():
     """f(p) = max over x of L(x, p), here by trying every choice of two experts for every token."""
     gamma, shift, target = scores(tokens=6), np.array([0.1, -0.2, 0.0, 0.3]), np.full(4, 3.0)
-    best = sum(max(g[a] + shift[a] + g[b] + shift[b] for a in range(4) for b in range(a)) for g in gamma)
+    best = sum(
+        max(g[a] + shift[a] + g[b] + shift[b] for a in range(4) for b in range(a)) for g in gamma
+    )
     assert reduced_dual(gamma, shift, 2, target) == pytest.approx(best - target @ shift, rel=1e-14)
 
 

@@ -5,10 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from equipoise.assignment.iterate import FixedScores, Path, deepseek, inverse
-from equipoise.theorems import band, movement
-from equipoise.theorems.crowding import least_gap_difference, most_in_a_window, near_threshold
-from equipoise.theorems.program import run_loop
+from equipoise.optimum.loop import FixedScores, Path, deepseek, inverse
+from equipoise.theorems.evidence.crowding import (
+    least_gap_difference,
+    most_in_a_window,
+    near_threshold,
+)
+from equipoise.theorems.evidence.program import run_loop
+from equipoise.theorems.statements import band, movement
 from tests.theorems.cases import lively, recorded, scores, settled, step_where
 
 PER_STEP = [movement.like_gaps, movement.crowded_movements, movement.bounded_movements]
@@ -38,7 +42,10 @@ def test_they_hold_on_a_recorded_training(statement, tmp_path):
 def test_u_bar_holds_below_and_is_silent_above(run, calm):
     verdict = movement.unique_movements(calm)
     assert verdict.holds, verdict
-    assert "u = 5.0e-03 is not below u-bar, which is at most" in movement.unique_movements(lively(tokens=256)).why
+    assert (
+        "u = 5.0e-03 is not below u-bar, which is at most"
+        in movement.unique_movements(lively(tokens=256)).why
+    )
 
 
 @pytest.mark.parametrize("statement", PER_STEP)
@@ -75,10 +82,14 @@ def test_other_steps_break_hypotheses(statement):
 
 def test_dominance():
     gamma = scores()
-    pushed = run_loop(FixedScores(gamma, 2), deepseek(1e-3), 2, shift=np.array([2.0, 0.0, 0.0, -2.0]))
+    pushed = run_loop(
+        FixedScores(gamma, 2), deepseek(1e-3), 2, shift=np.array([2.0, 0.0, 0.0, -2.0])
+    )
     verdict = movement.dominance(pushed)
     assert verdict.holds
-    assert verdict.margin == min((loads[0] - loads[1:3].max()).min() for loads in pushed.path.loads[:2])
+    assert verdict.margin == min(
+        (loads[0] - loads[1:3].max()).min() for loads in pushed.path.loads[:2]
+    )
     other_router = replace(next(iter(pushed)), loads=np.array([0, 30, 30, 68]))
     assert "the router did something else" in movement.dominance([other_router]).why
     silent = movement.dominance(run_loop(FixedScores(gamma, 2), deepseek(1e-3), 2))
@@ -87,7 +98,13 @@ def test_dominance():
 
 
 def test_a_skipped_dominant_expert_is_caught():
-    step = next(iter(run_loop(FixedScores(scores(), 2), deepseek(1e-3), 2, shift=np.array([2.0, 0.0, 0.0, -2.0]))))
+    step = next(
+        iter(
+            run_loop(
+                FixedScores(scores(), 2), deepseek(1e-3), 2, shift=np.array([2.0, 0.0, 0.0, -2.0])
+            )
+        )
+    )
     before = step.before.copy()
     before[5] = [False, True, False, True]
     assert movement.dominance([replace(step, before=before, loads=before.sum(0))]).holds is False
@@ -112,7 +129,10 @@ def test_leaving_the_band_is_caught(width, calm):
     verdict = band.band_stability(replace(calm, path=Path(calm.path.shifts, loads)), width)
     assert verdict.applies is False or verdict.holds is False
     loads = calm.path.loads.copy()
-    loads[-1, :2] += [16, -16]  # at the end no later step is made from it, so every hypothesis still holds
+    loads[-1, :2] += [
+        16,
+        -16,
+    ]  # at the end no later step is made from it, so every hypothesis still holds
     verdict = band.band_stability(replace(calm, path=Path(calm.path.shifts, loads)), width)
     assert verdict.holds is False
 
@@ -160,7 +180,9 @@ def test_short_runs_say_nothing_of_entry(tmp_path):
 
 def test_entry_starts_where_the_shift_does(run):
     moved = replace(run, path=Path(run.path.shifts + np.array([1.0, 0, 0, 0]), run.path.loads))
-    assert band.entry_bound(moved, 5e-3) == pytest.approx(band.entry_bound(run, 5e-3) + 3 * 1 / (2 * 5e-3), abs=3)
+    assert band.entry_bound(moved, 5e-3) == pytest.approx(
+        band.entry_bound(run, 5e-3) + 3 * 1 / (2 * 5e-3), abs=3
+    )
 
 
 def test_crowding_against_brute_force():
@@ -169,7 +191,9 @@ def test_crowding_against_brute_force():
     apart = [abs(a - b) for each in gaps for i, a in enumerate(each) for b in each[:i]]
     assert least_gap_difference(gamma) == pytest.approx(min(apart), rel=1e-9)
     for length in (0.01, 0.1, 0.5):
-        fullest = max(((each >= low) & (each <= low + length)).sum() for each in gaps for low in each)
+        fullest = max(
+            ((each >= low) & (each <= low + length)).sum() for each in gaps for low in each
+        )
         assert most_in_a_window(gamma, length) == fullest
     assert least_gap_difference(np.vstack([gamma, gamma[:1]])) == 0.0
 

@@ -7,9 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.assignment.densities import Beta, Uniform
-from equipoise.assignment.expected import Expected
-from equipoise.theorems.regret import descend, logarithmic_regret, one_step, project, regret_at_best
+from equipoise.expected.dual import Expected
+from equipoise.expected.laws import Beta, Uniform
+from equipoise.theorems.statements.regret import (
+    descend,
+    logarithmic_regret,
+    one_step,
+    project,
+    regret_at_best,
+)
 
 STATEMENTS = [one_step, logarithmic_regret, regret_at_best]
 
@@ -26,7 +32,9 @@ def test_they_hold(statement, journey):
 
 
 def test_they_hold_for_unlike_experts():
-    journey = descend(Expected(Beta(np.linspace(2, 3, 6), 3), 2, num_tokens=128), rounds=60, seeds=32, share=0.4)
+    journey = descend(
+        Expected(Beta(np.linspace(2, 3, 6), 3), 2, num_tokens=128), rounds=60, seeds=32, share=0.4
+    )
     assert one_step(journey).holds, one_step(journey)
     assert logarithmic_regret(journey).holds
 
@@ -57,9 +65,13 @@ def test_hypotheses_are_asked_for(statement, journey):
 
 
 def test_regret_is_flat_in_the_tokens():
-    """Errata 10: about 4.6 at E = 8, K = 2, N = 400 for every T, while the paper's bound grows 73, 294, ..."""
+    """Errata 10: about 4.6 at E = 8, K = 2, N = 400 for every T, while the paper's bound grows 73,
+    294, ...
+    """
     for tokens, papers in ((16, 73.4), (64, 293.6)):
-        journey = descend(Expected(Uniform(8), 2, num_tokens=tokens), rounds=400, seeds=60, share=1.0)
+        journey = descend(
+            Expected(Uniform(8), 2, num_tokens=tokens), rounds=400, seeds=60, share=1.0
+        )
         mean, error = journey.regret
         assert journey.bound(journey.collapse) == pytest.approx(papers, rel=1e-3)
         assert journey.bound(journey.variance_at_best) == pytest.approx(4.59, abs=0.01)

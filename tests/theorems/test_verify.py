@@ -1,4 +1,6 @@
-"""The whole list: on the built-in problems, on trainings, on anything hypothesis makes up; and the command."""
+"""The whole list: on the built-in problems, on trainings, on anything hypothesis makes up; and the
+command.
+"""
 
 import json
 
@@ -7,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.assignment.iterate import FixedScores, deepseek, inverse, inverse_sqrt
 from equipoise.cli import main
+from equipoise.optimum.loop import FixedScores, deepseek, inverse, inverse_sqrt
 from equipoise.theorems import verify
 from equipoise.theorems.command import row, summary
-from equipoise.theorems.program import run_loop
+from equipoise.theorems.evidence.program import run_loop
 from equipoise.theorems.verdict import HypothesisError, Slack, Verdict, judge, require
 from equipoise.theorems.verify import FIXED, GROUPS, NAMES, NO_BATCH, PROJECTED, whole_records
 from equipoise.trace import Trace, TraceWriter
@@ -42,7 +44,9 @@ def test_everything_applies_somewhere_and_holds(builtin):
 )
 @settings(max_examples=60, deadline=None)
 def test_nothing_is_refuted_by_any_problem(seed, tokens, experts, top_k, levels, rate, rule):
-    """Ties, loads that cannot be whole, K = E: statements may stay silent, but none that applies may fail."""
+    """Ties, loads that cannot be whole, K = E: statements may stay silent, but none that applies
+    may fail.
+    """
     scores = np.random.default_rng(seed).integers(1, levels, (tokens, experts)) / levels
     run = run_loop(FixedScores(scores, min(top_k, experts)), rule(rate), 25)
     for check in (*FIXED.values(), *PROJECTED.values()):
@@ -51,7 +55,10 @@ def test_nothing_is_refuted_by_any_problem(seed, tokens, experts, top_k, levels,
 
 
 def test_trainings(tmp_path):
-    found = {verdict.name: verdict for verdict in verify(recorded(tmp_path / "t", rule_u=0.01, tokens=640))}
+    found = {
+        verdict.name: verdict
+        for verdict in verify(recorded(tmp_path / "t", rule_u=0.01, tokens=640))
+    }
     assert list(found) == list(NAMES)
     assert all(verdict.holds for verdict in found.values() if verdict.applies), found
     assert found["8 movements, B_k(p)"].applies
@@ -154,6 +161,8 @@ def test_judging_keeps_the_worst():
     assert verdict[:5] == ("name", True, True, 2.0, 8)
     assert verdict.why == "note 8; checked 3 of 5; elsewhere: a reason of 1.5e-3"
     assert judge("name", lambda piece: float("nan"), [Piece(1)]).holds is False
-    assert judge("name", check, []) == Verdict("name", False, None, None, None, "there was nothing to check")
+    assert judge("name", check, []) == Verdict(
+        "name", False, None, None, None, "there was nothing to check"
+    )
     with pytest.raises(HypothesisError):
         check(Piece(1))

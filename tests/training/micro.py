@@ -20,8 +20,16 @@ TIMES = ("seconds", "tokens_per_second")
 
 def small_config(texts, **changes):
     model = {**MODEL, **changes.pop("model", {})}
-    first = {"data": str(texts), "steps": 8, "batch_size": 4, "warmup_steps": 2, "validation_sequences": 8}
-    return preset("tiny", **{**first, "evaluate_every": 4, "checkpoint_every": 2, **changes}, model=model)
+    first = {
+        "data": str(texts),
+        "steps": 8,
+        "batch_size": 4,
+        "warmup_steps": 2,
+        "validation_sequences": 8,
+    }
+    return preset(
+        "tiny", **{**first, "evaluate_every": 4, "checkpoint_every": 2, **changes}, model=model
+    )
 
 
 def rows(config, kind=None):

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.training.batches import Batches, validation_batches, validation_windows
+from equipoise.training.data.batches import Batches, validation_batches, validation_windows
 
 TOKENS = np.arange(101, dtype=np.uint16)  # 10 windows of 10
 
@@ -42,7 +42,9 @@ def test_any_step_can_be_asked_for():
 
 
 def test_seeds_differ():
-    assert starts(Batches(TOKENS, 10, 5, seed=0), [0, 1]) != starts(Batches(TOKENS, 10, 5, seed=1), [0, 1])
+    assert starts(Batches(TOKENS, 10, 5, seed=0), [0, 1]) != starts(
+        Batches(TOKENS, 10, 5, seed=1), [0, 1]
+    )
 
 
 def test_ranks_share_a_batch():
@@ -53,14 +55,21 @@ def test_ranks_share_a_batch():
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_validation_is_seen_once(ranks):
-    rows = [row for rank in range(ranks) for x, _ in validation_batches(TOKENS, 10, 2, 7, rank, ranks) for row in x]
+    rows = [
+        row
+        for rank in range(ranks)
+        for x, _ in validation_batches(TOKENS, 10, 2, 7, rank, ranks)
+        for row in x
+    ]
     assert sorted(int(row[0]) // 10 for row in rows) == validation_windows(TOKENS, 10, 7)
 
 
 def test_validation_is_spread_over_the_whole_split():
     assert validation_windows(TOKENS, 10, 2) == [2, 7]
     assert validation_windows(TOKENS, 10, 5) == [1, 3, 5, 7, 9]
-    assert validation_windows(TOKENS, 10, 0) == validation_windows(TOKENS, 10, 99) == list(range(10))
+    assert (
+        validation_windows(TOKENS, 10, 0) == validation_windows(TOKENS, 10, 99) == list(range(10))
+    )
 
 
 @given(windows=st.integers(1, 500), number=st.integers(0, 600))
@@ -73,7 +82,9 @@ def test_validation_leaves_no_gap(windows, number):
 
 
 def test_short_corpora_are_refused():
-    with pytest.raises(ValueError, match="has 101 training tokens, too few for one sequence of 101"):
+    with pytest.raises(
+        ValueError, match="has 101 training tokens, too few for one sequence of 101"
+    ):
         Batches(TOKENS, 101, 1, seed=0)
     with pytest.raises(ValueError, match="4 sequences cannot be shared equally by 3 ranks"):
         Batches(TOKENS, 10, 4, seed=0, ranks=3)

@@ -14,21 +14,28 @@ from equipoise.training.schedule import learning_rate
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_files_say_everything(name, tmp_path):
-    config = preset(name, balancer="aux", balancer_options={"scope": "sequence"}, histogram_steps=(1, 5))
+    config = preset(
+        name, balancer="aux", balancer_options={"scope": "sequence"}, histogram_steps=(1, 5)
+    )
     (tmp_path / "a.yaml").write_text(write_yaml(config))
     assert read(tmp_path / "a.yaml") == config
     assert config.model == MODELS[name]
 
 
 def test_files_change_a_preset(tmp_path):
-    (tmp_path / "a.yaml").write_text("preset: small\nlearning_rate: 1e-4\nmodel:\n  num_experts: 8\n")
+    (tmp_path / "a.yaml").write_text(
+        "preset: small\nlearning_rate: 1e-4\nmodel:\n  num_experts: 8\n"
+    )
     config = read(tmp_path / "a.yaml")
     assert config == preset("small", learning_rate=1e-4, model={"num_experts": 8})
     assert config.model.hidden_size == MODELS["small"].hidden_size
 
 
 def test_flags_change_a_preset():
-    flags = "--balancer aux --update-rate 0.1 --balancer-options scope global --model.num-experts 32 --resume"
+    flags = (
+        "--balancer aux --update-rate 0.1 --balancer-options scope global "
+        "--model.num-experts 32 --resume"
+    )
     config = parse(flags.split(), preset("tiny"))
     assert (config.balancer, config.update_rate, config.resume) == ("aux", 0.1, True)
     assert config.model == dataclasses.replace(MODELS["tiny"], num_experts=32)
@@ -43,14 +50,20 @@ def test_the_papers_settings():
 
 
 def test_u_is_the_weight_of_an_auxiliary_loss():
-    assert preset("tiny", balancer="aux", update_rate=0.5).make_balancer(8, 2).penalties[0].coefficient == 0.5
+    assert (
+        preset("tiny", balancer="aux", update_rate=0.5).make_balancer(8, 2).penalties[0].coefficient
+        == 0.5
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"learning_rat": 1}, r"no setting 'learning_rat' \(did you mean 'learning_rate'"),
-        ({"model": {"hiden_size": 1}}, r"no setting 'model.hiden_size' \(did you mean 'hidden_size'"),
+        (
+            {"model": {"hiden_size": 1}},
+            r"no setting 'model.hiden_size' \(did you mean 'hidden_size'",
+        ),
         ({"balancer": "deepseak"}, "did you mean 'deepseek'"),
         ({"balancer": "quantile", "update_rate": 1e-3}, "quantile has no option 'update_rate'"),
         ({"steps": 0}, "steps must be at least 1"),

@@ -7,11 +7,11 @@ import types
 import numpy as np
 import pytest
 
-from equipoise.training import corpus as corpora
-from equipoise.training import docstrings
-from equipoise.training.corpus import open_corpus, prepare
-from equipoise.training.texts import find
-from equipoise.training.tokenizer import load_tokenizer
+from equipoise.training.data import corpus as corpora
+from equipoise.training.data import docstrings
+from equipoise.training.data.corpus import open_corpus, prepare
+from equipoise.training.data.texts import find
+from equipoise.training.data.tokenizer import load_tokenizer
 
 
 def decoded(corpus, split):
@@ -67,16 +67,27 @@ def test_another_text_is_another_corpus(tmp_path):
 
 
 def test_splits_by_name(tmp_path):
-    folder = write(tmp_path / "a", train="to learn " * 9, valid="to check " * 9, test="to leave alone " * 9)
+    folder = write(
+        tmp_path / "a", train="to learn " * 9, valid="to check " * 9, test="to leave alone " * 9
+    )
     corpus = prepare(folder, vocab_size=300)
     assert decoded(corpus, "train") == "to learn " * 9
     assert decoded(corpus, "validation") == "to check " * 9
 
 
 def test_names_are_read_by_words_and_nothing_is_left_out_silently(tmp_path):
-    folder = write(tmp_path / "a", constraints="to learn " * 9, validity="to learn too " * 9, zebra="to check " * 9)
-    assert decoded(prepare(folder, vocab_size=300), "validation") == "to check " * 9  # the last of a few files
-    folder = write(tmp_path / "b", train="to learn " * 9, valid="to check " * 9, chapter="whose? " * 9)
+    folder = write(
+        tmp_path / "a",
+        constraints="to learn " * 9,
+        validity="to learn too " * 9,
+        zebra="to check " * 9,
+    )
+    assert (
+        decoded(prepare(folder, vocab_size=300), "validation") == "to check " * 9
+    )  # the last of a few files
+    folder = write(
+        tmp_path / "b", train="to learn " * 9, valid="to check " * 9, chapter="whose? " * 9
+    )
     with pytest.raises(ValueError, match=r"chapter.txt and 0 more say neither: rename them"):
         prepare(folder, vocab_size=300)
 
@@ -107,13 +118,17 @@ def test_what_validates_is_from_all_over(tmp_path):
         documents = list(find(data).documents())
         held_out = "".join(text for split, text in documents if split == "validation")
         assert 20 <= held_out.count("one") == held_out.count("other") <= 25
-        assert sorted("".join(text for _, text in documents).splitlines()) == sorted("".join(lines).splitlines())
+        assert sorted("".join(text for _, text in documents).splitlines()) == sorted(
+            "".join(lines).splitlines()
+        )
 
 
 def test_gpt2s_files_are_read(tmp_path):
     alphabet = [chr(byte) for byte in range(33, 127)]
     entries = [*alphabet, "Ġ", "<|endoftext|>", "ab"]
-    (tmp_path / "encoder.json").write_text(json.dumps({entry: n for n, entry in enumerate(entries)}))
+    (tmp_path / "encoder.json").write_text(
+        json.dumps({entry: n for n, entry in enumerate(entries)})
+    )
     (tmp_path / "vocab.bpe").write_text("#version: 0.2\na b\n")
     coder = load_tokenizer(str(tmp_path))
     assert coder.encode("ab c").tokens == ["ab", "Ġ", "c"]
@@ -156,7 +171,10 @@ def test_vocabularies_must_fit(tmp_path, texts):
 
 
 def test_docstrings_are_found(tmp_path, monkeypatch):
-    long = "A sentence that is long enough to be worth reading, since it has more than eighty characters."
+    long = (
+        "A sentence that is long enough to be worth reading, since it has more than eighty "
+        "characters."
+    )
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "left_out.py").write_text(f'"""{long} In a test."""')
     (tmp_path / "broken.py").write_text(f'"""{long} Broken."""\ndef (')
@@ -167,11 +185,16 @@ def test_docstrings_are_found(tmp_path, monkeypatch):
     (tmp_path / "same.py").write_text(f'"""{long}"""')
     monkeypatch.setattr(docstrings, "LIBRARIES", ())
     monkeypatch.setattr(docstrings, "_roots", lambda _: [tmp_path])
-    assert dict(docstrings.documents()) == {"python/good.py": [long, f"{long} In f.", f"{long} Attached."]}
+    assert dict(docstrings.documents()) == {
+        "python/good.py": [long, f"{long} In f.", f"{long} Attached."]
+    }
 
 
 def test_both_sides_hold_every_package(monkeypatch):
-    files = {f"{package}/a.py": [f"{package} says {n}" for n in range(200)] for package in ("numpy", "torch")}
+    files = {
+        f"{package}/a.py": [f"{package} says {n}" for n in range(200)]
+        for package in ("numpy", "torch")
+    }
     monkeypatch.setattr(docstrings, "documents", files.items)
     sides = {"train": "", "validation": ""}
     for split, text in find("docstrings").documents():

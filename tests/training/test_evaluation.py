@@ -10,10 +10,16 @@ from hypothesis import strategies as st
 
 import equipoise
 from equipoise.routing import idle_share, metrics
-from equipoise.training.batches import validation_batches
-from equipoise.training.corpus import prepare
-from equipoise.training.distributed import World
-from equipoise.training.evaluation import bootstrap, idle_of_devices, idle_together, loads_by_sequence, over_training
+from equipoise.training.data.batches import validation_batches
+from equipoise.training.data.corpus import prepare
+from equipoise.training.evaluation import (
+    bootstrap,
+    idle_of_devices,
+    idle_together,
+    loads_by_sequence,
+    over_training,
+)
+from equipoise.training.ranks import World
 from equipoise.training.trainer import Trainer
 from tests.training.micro import small_config
 
@@ -83,7 +89,9 @@ def test_chance_is_what_fresh_sequences_show(sameness):
     assert np.mean(floors) == pytest.approx(
         np.mean(imbalances(even)), rel=0.05
     )  # all are as popular: nothing but chance
-    uneven = [sequences(rng, 100, sameness * np.array([3, 3, 2, 2, 1, 1, 1, 1])) for _ in range(400)]
+    uneven = [
+        sequences(rng, 100, sameness * np.array([3, 3, 2, 2, 1, 1, 1, 1])) for _ in range(400)
+    ]
     errors = [bootstrap(each, seed=n)[0] for n, each in enumerate(uneven[:60])]
     assert np.mean(errors) == pytest.approx(np.std(imbalances(uneven)), rel=0.1)
 
@@ -91,7 +99,9 @@ def test_chance_is_what_fresh_sequences_show(sameness):
 def test_independent_tokens_have_the_known_floor():
     rng = np.random.default_rng(2)
     loads = rng.multinomial(64, np.full(8, 1 / 8), size=200)[:, None]
-    assert bootstrap(loads)[1] == pytest.approx((2 / np.pi * (1 - 1 / 8) / (64 * 200 / 8)) ** 0.5, rel=0.15)
+    assert bootstrap(loads)[1] == pytest.approx(
+        (2 / np.pi * (1 - 1 / 8) / (64 * 200 / 8)) ** 0.5, rel=0.15
+    )
 
 
 def test_one_sequence_says_nothing_of_chance():

@@ -9,10 +9,10 @@ import torch
 
 import equipoise
 from equipoise.training import preset, train
-from equipoise.training.corpus import prepare
-from equipoise.training.distributed import World
+from equipoise.training.data.corpus import prepare
 from equipoise.training.lanes import Lanes, how_many
 from equipoise.training.loop import Run
+from equipoise.training.ranks import World
 from equipoise.training.stopping import Stopped, StopSignals
 from equipoise.training.trainer import Trainer
 from tests.training.micro import rows, without_times
@@ -24,7 +24,11 @@ APART = [name for name in equipoise.balancers() if name not in TOGETHER]
 
 def trainer(config, **changes):
     config = dataclasses.replace(config, **changes)
-    return Trainer(config, prepare(config.data, vocab_size=config.model.vocab_size, tokenizer=config.tokenizer), CPU)
+    return Trainer(
+        config,
+        prepare(config.data, vocab_size=config.model.vocab_size, tokenizer=config.tokenizer),
+        CPU,
+    )
 
 
 def gradients(made):
@@ -50,7 +54,9 @@ def test_gradients_are_those_of_the_whole_batch(micro, batch, lanes):
 
 @pytest.mark.parametrize("balancer", APART)
 def test_choices_are_those_of_the_whole_batch(micro, tmp_path, balancer):
-    whole, parts = (micro(balancer=balancer, out=str(tmp_path / str(lanes)), lanes=lanes) for lanes in (1, 2))
+    whole, parts = (
+        micro(balancer=balancer, out=str(tmp_path / str(lanes)), lanes=lanes) for lanes in (1, 2)
+    )
     train(whole)
     train(parts)
     pairs = list(zip(rows(whole, "train"), rows(parts, "train"), strict=True))
@@ -64,16 +70,23 @@ def test_tallies_are_those_of_the_whole_batch(micro, balancer):
     """With so many tokens that curvature looks at every eighth only."""
     model = {"sequence_length": 512, "num_experts": 8, "top_k": 4}
     changes = {"balancer": balancer, "batch_size": 2, "model": model, "validation_sequences": 1}
-    one, other = (trainer(micro(**changes), lanes=lanes)._forward_backward(1, False)[0][0] for lanes in (1, 2))
+    one, other = (
+        trainer(micro(**changes), lanes=lanes)._forward_backward(1, False)[0][0] for lanes in (1, 2)
+    )
     for tally, same in zip(one.tallies, other.tallies, strict=True):
         assert torch.equal(tally.loads, same.loads)
         for name, part in tally.parts.items():
             assert same.parts[name].sum() == part.sum()
-            assert (same.parts[name] - part).abs().sum() <= 1e-3 * part.sum()  # an edge of a bin, missed by rounding
+            assert (
+                same.parts[name] - part
+            ).abs().sum() <= 1e-3 * part.sum()  # an edge of a bin, missed by rounding
 
 
 def test_several_micro_batches_too(micro, tmp_path):
-    whole, parts = micro(out=str(tmp_path / "a")), micro(out=str(tmp_path / "b"), micro_batch_size=2, lanes=2)
+    whole, parts = (
+        micro(out=str(tmp_path / "a")),
+        micro(out=str(tmp_path / "b"), micro_batch_size=2, lanes=2),
+    )
     train(whole)
     train(parts)
     for one, other in zip(rows(whole, "train"), rows(parts, "train"), strict=True):
@@ -102,7 +115,9 @@ def test_resuming_is_exact(micro, tmp_path):
 
 
 def test_recomputing_changes_nothing(micro, tmp_path):
-    plain, other = (micro(out=str(tmp_path / str(each)), lanes=2, recompute=each) for each in (False, True))
+    plain, other = (
+        micro(out=str(tmp_path / str(each)), lanes=2, recompute=each) for each in (False, True)
+    )
     train(plain)
     train(other)
     assert rows(plain, "train") == rows(other, "train")
@@ -125,7 +140,10 @@ def test_a_forward_in_parts_is_one_forward(micro):
 @pytest.mark.parametrize("look_ahead", [16, 7])
 def test_looking_ahead_sees_no_more_tokens(micro, look_ahead):
     """Of 64 tokens every fourth, in halves too; 7 become 4 of each half."""
-    one, other = (trainer(micro(look_ahead=look_ahead), lanes=lanes)._forward_backward(1, False)[0] for lanes in (1, 2))
+    one, other = (
+        trainer(micro(look_ahead=look_ahead), lanes=lanes)._forward_backward(1, False)[0]
+        for lanes in (1, 2)
+    )
     for sample, same in zip(one[0].samples, other[0].samples, strict=True):
         assert len(same.hidden) == {16: 16, 7: 8}[look_ahead]
         if look_ahead == 16:
@@ -202,7 +220,8 @@ def test_what_is_asked_for_and_impossible_is_refused(micro, changes, why):
 
 
 @pytest.mark.parametrize(
-    ("world", "why"), [(World(0, 2, CPU.device), "2 ranks"), (World(0, 1, torch.device("cuda")), "not for cuda")]
+    ("world", "why"),
+    [(World(0, 2, CPU.device), "2 ranks"), (World(0, 1, torch.device("cuda")), "not for cuda")],
 )
 def test_other_worlds_have_one(micro, world, why):
     assert how_many(micro(), world) == 1

@@ -27,7 +27,14 @@ def test_every_run_says_what_it_was(micro):
     assert about["corpus"]["digest"] == result["corpus_digest"]
     assert about["versions"]["torch"] == torch.__version__
     assert result["tokens"] == 8 * 4 * 16
-    assert {"validation_loss", "imbalance", "max_violation", "train_loss", "seconds", "balancer"} <= result.keys()
+    assert {
+        "validation_loss",
+        "imbalance",
+        "max_violation",
+        "train_loss",
+        "seconds",
+        "balancer",
+    } <= result.keys()
 
 
 def test_every_step_has_a_line(micro):
@@ -62,7 +69,10 @@ def test_observing_changes_nothing(micro, tmp_path, changes):
 
 
 def test_accumulation_is_the_whole_batch(micro, tmp_path):
-    whole, parts = micro(out=str(tmp_path / "a")), micro(out=str(tmp_path / "b"), micro_batch_size=1)
+    whole, parts = (
+        micro(out=str(tmp_path / "a")),
+        micro(out=str(tmp_path / "b"), micro_batch_size=1),
+    )
     train(whole)
     train(parts)
     first = [rows(config, "train")[0] for config in (whole, parts)]
@@ -81,7 +91,12 @@ def test_every_balancer_trains(micro, name):
 def test_looking_ahead_moves_the_shift(micro, tmp_path, name):
     traces = []
     for look_ahead in (0, 1000):
-        config = micro(out=str(tmp_path / str(look_ahead)), balancer=name, look_ahead=look_ahead, learning_rate=0.05)
+        config = micro(
+            out=str(tmp_path / str(look_ahead)),
+            balancer=name,
+            look_ahead=look_ahead,
+            learning_rate=0.05,
+        )
         train(config)
         traces.append(Trace.open(Path(config.out) / "trace").record(0, 8))
     assert not np.array_equal(traces[0].shift, traces[1].shift)
@@ -111,7 +126,9 @@ def test_whole_scores_give_the_loads(micro):
 
 
 def test_a_training_can_be_verified(micro):
-    """By default a sample at every step, and some whole batches, on which the paper's statements apply."""
+    """By default a sample at every step, and some whole batches, on which the paper's statements
+    apply.
+    """
     config = micro(steps=12, trace_batches=3)
     train(config)
     trace = Trace.open(Path(config.out) / "trace")
@@ -133,7 +150,10 @@ def test_histograms_count_every_score(micro):
 
 @pytest.mark.slow
 def test_compiled_layers_train(micro, tmp_path):
-    plain, compiled = micro(out=str(tmp_path / "a"), steps=2), micro(out=str(tmp_path / "b"), steps=2, compile=True)
+    plain, compiled = (
+        micro(out=str(tmp_path / "a"), steps=2),
+        micro(out=str(tmp_path / "b"), steps=2, compile=True),
+    )
     assert train(compiled)["train_loss"] == pytest.approx(train(plain)["train_loss"], rel=1e-4)
 
 

@@ -11,17 +11,19 @@ import torch.distributed as dist
 
 from equipoise.trace import Trace
 from equipoise.training import Stopped, train
-from equipoise.training.batches import Batches
 from equipoise.training.checkpoint import Checkpoints
-from equipoise.training.corpus import prepare
-from equipoise.training.distributed import World
+from equipoise.training.data.batches import Batches
+from equipoise.training.data.corpus import prepare
+from equipoise.training.ranks import World
 from equipoise.training.stopping import StopSignals
 from equipoise.training.trainer import Trainer
 from tests.ranks import on_ranks
 from tests.training.micro import rows, small_config
 
 LOSS_TOLERANCE = 1e-3
-"""relative, after eight steps: sums are taken in another order, and a token may change sides where two experts nearly tie"""
+"""relative, after eight steps: sums are taken in another order, and a token may change sides where
+two experts nearly tie
+"""
 LOAD_TOLERANCE = 0.02
 """of all choices of a step that may have changed sides"""
 
@@ -77,9 +79,14 @@ def runs(texts, tmp_path_factory):
         "ddp": config("ddp"),
         "fsdp": config("fsdp", parallel="fsdp", trace_scores=16, trace_batches=0),
         "one sequence": config("one", steps=1, validation_sequences=1),
-        "accumulated": config("accumulated", parallel="fsdp", micro_batch_size=1, validation_sequences=5),
+        "accumulated": config(
+            "accumulated", parallel="fsdp", micro_batch_size=1, validation_sequences=5
+        ),
     }
-    broken, stopped = config("broken", parallel="fsdp", trace_scores=16, trace_batches=0), config("stopped", steps=8)
+    broken, stopped = (
+        config("broken", parallel="fsdp", trace_scores=16, trace_batches=0),
+        config("stopped", steps=8),
+    )
     on_ranks(functools.partial(everything, list(shared.values()), broken, stopped), 2, folder)
     return {"alone": alone, "broken": broken, "stopped": stopped, **shared}
 
@@ -115,7 +122,9 @@ def test_ranks_may_have_unequal_shares_of_validation(runs, tmp_path):
     """Five sequences on two ranks, which under FSDP must make equally many forwards."""
     alone = dataclasses.replace(runs["alone"], out=str(tmp_path), validation_sequences=5)
     expected = train(alone)["validation_loss"]
-    assert rows(runs["accumulated"], "validation")[-1]["loss"] == pytest.approx(expected, rel=LOSS_TOLERANCE)
+    assert rows(runs["accumulated"], "validation")[-1]["loss"] == pytest.approx(
+        expected, rel=LOSS_TOLERANCE
+    )
 
 
 def test_a_rank_may_have_nothing_to_validate(runs, tmp_path):
@@ -143,7 +152,9 @@ def test_shards_are_safetensors(runs):
 
 
 def test_one_process_reads_shards(runs):
-    """Two ranks' shards can be taken up by one process: the same weights, so the same validation loss."""
+    """Two ranks' shards can be taken up by one process: the same weights, so the same validation
+    loss.
+    """
     config = runs["fsdp"]
     alone = World(rank=0, ranks=1, device=torch.device("cpu"))
     corpus = prepare(config.data, vocab_size=config.model.vocab_size)
@@ -152,9 +163,13 @@ def test_one_process_reads_shards(runs):
         trainer.tensors(), config.to_dict(), corpus.digest
     )
     assert about["step"] == 8
-    assert trainer.evaluate().loss == pytest.approx(rows(config, "validation")[-1]["loss"], rel=1e-6)
+    assert trainer.evaluate().loss == pytest.approx(
+        rows(config, "validation")[-1]["loss"], rel=1e-6
+    )
 
 
 def test_a_signal_to_one_rank_stops_both(runs):
-    assert [path.name for path in (Path(runs["stopped"].out) / "checkpoints").iterdir()] == ["step-00000001"]
+    assert [path.name for path in (Path(runs["stopped"].out) / "checkpoints").iterdir()] == [
+        "step-00000001"
+    ]
     assert len(rows(runs["stopped"])) == 1

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from equipoise.training import Stopped, train
-from equipoise.training.batches import Batches
 from equipoise.training.checkpoint import Checkpoints
+from equipoise.training.data.batches import Batches
 from equipoise.training.trainer import Trainer
 from tests.training.micro import rows, without_times
 
@@ -65,7 +65,9 @@ def unbroken(micro, tmp_path):
 
 @pytest.mark.parametrize("number", [1, 2, 3, 6, 8])
 def test_resuming_is_bit_exact(micro, unbroken, monkeypatch, number):
-    """Whenever it crashed, the end is the same to the last bit: weights, optimizer, balancers, and every line of the log."""
+    """Whenever it crashed, the end is the same to the last bit: weights, optimizer, balancers, and
+    every line of the log.
+    """
     config = micro(balancer="curvature", look_ahead=20)
     with monkeypatch.context() as patch:
         stop_at(patch, number, raises(RuntimeError("power cut")))
@@ -164,12 +166,20 @@ def test_kill_minus_nine_at_any_moment(micro, tmp_path):
 
 
 def test_every_state_of_the_disk_can_be_resumed(micro, unbroken, tmp_path, monkeypatch):
-    """A kill leaves the disk as it was between two system calls: try every one of them around a checkpoint."""
+    """A kill leaves the disk as it was between two system calls: try every one of them around a
+    checkpoint.
+    """
     config = micro(balancer="curvature", look_ahead=20, checkpoint_every=4)
     snapshots = []
 
     def snapshot(event, arguments):
-        inside = event in ("os.rename", "os.mkdir", "open", "os.rmdir", "os.remove") and config.out in str(arguments)
+        inside = event in (
+            "os.rename",
+            "os.mkdir",
+            "open",
+            "os.rmdir",
+            "os.remove",
+        ) and config.out in str(arguments)
         if recording and inside and "checkpoints" in str(arguments):
             recording.clear()  # copying opens files too
             snapshots.append(shutil.copytree(config.out, tmp_path / f"snapshot-{len(snapshots)}"))
@@ -203,7 +213,9 @@ def test_a_full_disk_loses_nothing(micro, unbroken, monkeypatch):
         stop_at(patch, 6, raises(RuntimeError("power cut")))
         with pytest.raises(RuntimeError):
             train(config)
-    process = multiprocessing.get_context("forkserver").Process(target=fill_the_disk, args=(again(config), 50_000))
+    process = multiprocessing.get_context("forkserver").Process(
+        target=fill_the_disk, args=(again(config), 50_000)
+    )
     process.start()
     process.join()
     message = Path(config.out, "error.txt").read_text()
@@ -226,7 +238,9 @@ def test_a_failing_sync_loses_nothing(micro, monkeypatch):
 
     original = Checkpoints.save
     monkeypatch.setattr(Checkpoints, "save", save)
-    with pytest.raises(OSError, match=r"step 4 could not be written: .*No space left.*step 2 is untouched"):
+    with pytest.raises(
+        OSError, match=r"step 4 could not be written: .*No space left.*step 2 is untouched"
+    ):
         train(config)
     assert checkpoints(config) == ["step-00000002"]
 
@@ -243,7 +257,9 @@ def test_nan_stops_before_the_weights(micro, monkeypatch):
     original = Trainer._forward_backward
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_forward_backward", spoil)
-        with pytest.raises(FloatingPointError, match=r"the loss of step 5 is nan.*lower --learning-rate"):
+        with pytest.raises(
+            FloatingPointError, match=r"the loss of step 5 is nan.*lower --learning-rate"
+        ):
             train(config)
     assert checkpoints(config) == ["step-00000002", "step-00000004"]
     assert train(again(config))["steps"] == 8
@@ -253,7 +269,10 @@ def test_other_configs_are_refused(micro):
     config = micro(steps=4)
     train(config)
     (Path(config.out) / "result.json").unlink()
-    with pytest.raises(ValueError, match=r"another config:\n  seed: 0 there, 7 here\n  model.top_k: 2 there, 3 here"):
+    with pytest.raises(
+        ValueError,
+        match=r"another config:\n  seed: 0 there, 7 here\n  model.top_k: 2 there, 3 here",
+    ):
         train(again(config, seed=7, model=dataclasses.replace(config.model, top_k=3)))
     train(again(config, checkpoint_every=1))  # this one changes nothing that is computed
 
@@ -273,7 +292,9 @@ def test_other_configs_are_refused_before_the_first_checkpoint_too(micro, monkey
 def test_too_little_to_validate_on_is_told_at_once(micro, tmp_path):
     (tmp_path / "text.txt").write_text("many words to read \n" * 200 + "end\n" * 10)
     config = micro(data=str(tmp_path / "text.txt"), model={"sequence_length": 64})
-    with pytest.raises(ValueError, match=r"has \d+ validation tokens, too few for one sequence of 64"):
+    with pytest.raises(
+        ValueError, match=r"has \d+ validation tokens, too few for one sequence of 64"
+    ):
         train(config)
     assert not Path(config.out).exists()
 
@@ -297,7 +318,9 @@ def test_damaged_checkpoints_are_told(micro):
     (Path(config.out) / "result.json").unlink()
     path = Path(config.out) / "checkpoints" / "step-00000004" / "tensors.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(ValueError, match=r"is damaged: it has \d+ bytes and should have \d+. Delete"):
+    with pytest.raises(
+        ValueError, match=r"is damaged: it has \d+ bytes and should have \d+. Delete"
+    ):
         train(again(config))
     shutil.rmtree(path.parent)
     path = path.parents[1] / "step-00000002" / path.name
@@ -311,7 +334,8 @@ def test_damaged_checkpoints_are_told(micro):
 
 
 @pytest.mark.parametrize(
-    ("device", "message"), [("gpu", "'gpu' cannot be used"), ("meta", "holds no numbers"), ("cuda", "no CUDA device")]
+    ("device", "message"),
+    [("gpu", "'gpu' cannot be used"), ("meta", "holds no numbers"), ("cuda", "no CUDA device")],
 )
 def test_devices_that_are_none_are_told(micro, device, message):
     if device == "cuda" and torch.cuda.is_available():
@@ -328,7 +352,9 @@ def test_a_model_without_experts_trains(micro):
 def test_nothing_is_pickled(micro):
     config = micro(steps=2)
     train(config)
-    for path in set(Path(config.out).rglob("*")) - set((Path(config.out) / "tensorboard").rglob("*")):
+    for path in set(Path(config.out).rglob("*")) - set(
+        (Path(config.out) / "tensorboard").rglob("*")
+    ):
         assert path.suffix in ("", ".json", ".jsonl", ".yaml", ".npz", ".safetensors"), path
         if path.suffix == ".json":
             json.loads(path.read_text())
@@ -337,14 +363,21 @@ def test_nothing_is_pickled(micro):
 def test_a_checkpoint_from_before_there_was_settling_goes_on(micro, tmp_path, monkeypatch):
     from safetensors.torch import save_file
 
-    whole, config = micro(balancer="quantile", out=str(tmp_path / "whole")), micro(balancer="quantile")
+    whole, config = (
+        micro(balancer="quantile", out=str(tmp_path / "whole")),
+        micro(balancer="quantile"),
+    )
     train(whole)
     with monkeypatch.context() as patch:
         stop_at(patch, 6, raises(RuntimeError("power cut")))
         with pytest.raises(RuntimeError, match="power cut"):
             train(config)
     folder = Path(config.out) / "checkpoints" / checkpoints(config)[-1]
-    old = {name: value for name, value in state(config, folder.name).items() if ".settling." not in name}
+    old = {
+        name: value
+        for name, value in state(config, folder.name).items()
+        if ".settling." not in name
+    }
     save_file(old, folder / "tensors.safetensors")
     about = json.loads((folder / "state.json").read_text())
     about["files"]["tensors.safetensors"] = (folder / "tensors.safetensors").stat().st_size

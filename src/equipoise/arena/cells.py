@@ -1,10 +1,12 @@
 """Cells: one rule at one rate on one stream, and what it achieved.
 
-A cell is replayed: every batch is routed with the shift as it is, then the rule learns from it. The scores do not react, which
-a router in training would. What can be compared all the same is how fast and how closely rules follow the same scores.
+A cell is replayed: every batch is routed with the shift as it is, then the rule learns from it. The
+scores do not react, which a router in training would. What can be compared all the same is how fast
+and how closely rules follow the same scores.
 
-Before a stream's cells comes its reference: the floor, and for the last few batches the exact optimum (equipoise.assignment).
-From it follow the affinity that a cell keeps, and the lag-one limit, the imbalance under the exact optimum of the batch before.
+Before a stream's cells comes its reference: the floor, and for the last few batches the exact
+optimum (equipoise.optimum). From it follow the affinity that a cell keeps, and the lag-one limit,
+the imbalance under the exact optimum of the batch before.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ import torch
 from torch import Tensor
 
 from equipoise.arena.floor import floor
-from equipoise.arena.streams import Batch, Stream
-from equipoise.assignment import solve
+from equipoise.arena.streams.stream import Batch, Stream
 from equipoise.balancing import Balancer, balancer
+from equipoise.optimum import solve
 from equipoise.routing import Routing, idle_share, metrics
 
 FORMAT = 2
@@ -38,8 +40,18 @@ RATES: dict[str, tuple[float, ...]] = {
     "adagrad": (1e-4, 1e-3, 1e-2, 1e-1),
     "quantile": (1.0, 0.5, 0.25),
 }
-"""what is tried where nothing else is asked for. quantile's rate is the share of the way it goes, 1 - ema"""
-DEFAULT_BALANCERS = ("none", "deepseek", "proportional", "smebu", "adagrad", "quantile", "curvature")
+"""what is tried where nothing else is asked for. quantile's rate is the share of the way it goes, 1
+- ema
+"""
+DEFAULT_BALANCERS = (
+    "none",
+    "deepseek",
+    "proportional",
+    "smebu",
+    "adagrad",
+    "quantile",
+    "curvature",
+)
 PENALTIES = ("aux", "z_loss")
 KEYS = (
     "stream", "balancer", "rate", "steady_imbalance", "over_floor", "steps_to_floor", "affinity_kept", "switched", "idle_share",
@@ -60,7 +72,9 @@ class Cell:
     @property
     def key(self) -> str:
         """A name for its results: the same only for the same cell."""
-        text = json.dumps([FORMAT, self.stream.identity, self.balancer, self.rate, self.devices, self.tally_every])
+        text = json.dumps(
+            [FORMAT, self.stream.identity, self.balancer, self.rate, self.devices, self.tally_every]
+        )
         rate = "" if self.rate is None else f"{self.rate:g}-"
         return f"{self.balancer}-{rate}{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
@@ -68,19 +82,27 @@ class Cell:
         """A new balancer for it; a wrong name or rate is told here."""
         if self.balancer in PENALTIES:
             raise ValueError(
-                f"{self.balancer} acts through the loss, and recorded scores do not react: train to judge it"
+                f"{self.balancer} acts through the loss, and recorded scores do not react: train "
+                "to judge it"
             )
         if self.rate is not None and not 0 < self.rate < float("inf"):
             raise ValueError(f"a rate is a number above 0, not {self.rate:g}")
         if self.balancer == "quantile" and (self.rate or 0) > 1:
             raise ValueError(
-                f"quantile's rate is the share of the way it goes, at most 1, not {self.rate:g}: leave it out of --balancers"
+                f"quantile's rate is the share of the way it goes, at most 1, not {self.rate:g}: "
+                "leave it out of --balancers"
             )
         options: dict[str, Any] = {}
         if self.rate is not None:
-            options = {"ema": 1 - self.rate} if self.balancer == "quantile" else {"update_rate": self.rate}
+            options = (
+                {"ema": 1 - self.rate}
+                if self.balancer == "quantile"
+                else {"update_rate": self.rate}
+            )
         stream = self.stream
-        return balancer(self.balancer, stream.num_experts, top_k=stream.top_k, target=stream.target, **options)
+        return balancer(
+            self.balancer, stream.num_experts, top_k=stream.top_k, target=stream.target, **options
+        )
 
 
 @dataclass(frozen=True)
@@ -89,9 +111,13 @@ class Reference:
 
     floor: float
     optimum: dict[str, float] = field(default_factory=dict)
-    """step -> the greatest sum of scores with exact loads; groups are not obeyed, so that it is a bound there"""
+    """step -> the greatest sum of scores with exact loads; groups are not obeyed, so that it is a
+    bound there
+    """
     lag_one: float | None = None
-    """mean imbalance under the optimum of the batch before; None with groups, where no solver is exact"""
+    """mean imbalance under the optimum of the batch before; None with groups, where no solver is
+    exact
+    """
 
 
 @dataclass(frozen=True)
@@ -131,12 +157,19 @@ def refer(stream: Stream) -> Reference:
         if shift is not None and stream.groups is None:
             lags.append(float(_levels(stream, _loads(stream, batch, shift))["imbalance"]))
         tokens = batch.tokens.numpy()
-        solution = solve(tokens, stream.top_k, target=_target_loads(stream, len(tokens)), shift=shift)
-        shift, optimum[str(step)] = solution.shift, solution.value - _least(batch) * len(tokens) * stream.top_k
+        solution = solve(
+            tokens, stream.top_k, target=_target_loads(stream, len(tokens)), shift=shift
+        )
+        shift, optimum[str(step)] = (
+            solution.shift,
+            solution.value - _least(batch) * len(tokens) * stream.top_k,
+        )
     return Reference(floor(stream), optimum, float(np.mean(lags)) if lags else None)
 
 
-def run(cells: list[Cell], reference: Reference, on_step: Callable[[], None] = lambda: None) -> Iterator[Result]:
+def run(
+    cells: list[Cell], reference: Reference, on_step: Callable[[], None] = lambda: None
+) -> Iterator[Result]:
     """Cells of one stream, side by side, so that its batches are made once."""
     stream = cells[0].stream
     runs = [_Run(cell, reference) for cell in cells]
@@ -168,7 +201,9 @@ class _Run:
         self._learn(batch, routing)
         if str(step) in self.reference.optimum:
             optimum = self.reference.optimum[str(step)]
-            self.kept.append(_value(batch, routing) / optimum if optimum else 1.0)  # 0: all scores are alike
+            self.kept.append(
+                _value(batch, routing) / optimum if optimum else 1.0
+            )  # 0: all scores are alike
             self.switched.append(_switched(batch, routing, self._route(batch)))
 
     def _route(self, batch: Batch) -> Routing:
@@ -177,7 +212,9 @@ class _Run:
     def _learn(self, batch: Batch, routing: Routing) -> None:
         every = self.cell.tally_every
         if every > 1:
-            batch = Batch(batch.scores[::every], None if batch.mask is None else batch.mask[::every])
+            batch = Batch(
+                batch.scores[::every], None if batch.mask is None else batch.mask[::every]
+            )
             routing = self._route(batch)
         self.rule.update(self.rule.tally(batch.scores, routing))
 
@@ -204,7 +241,9 @@ class _Run:
 
 
 def _solved(stream: Stream) -> int:
-    """How many batches are solved: exact optima of many experts take seconds each, and two are the least for a lag of one."""
+    """How many batches are solved: exact optima of many experts take seconds each, and two are the
+    least for a lag of one.
+    """
     return 8 if stream.num_experts <= 128 else 3 if stream.num_experts <= 512 else 2
 
 
@@ -233,8 +272,9 @@ def _value(batch: Batch, routing: Routing) -> float:
 
 
 def _least(batch: Batch) -> float:
-    """What scores are measured from: 0, or where a router ranks bare logits the batch's least. A share of a negative sum means
-    nothing."""
+    """What scores are measured from: 0, or where a router ranks bare logits the batch's least. A
+    share of a negative sum means nothing.
+    """
     return min(0.0, float(batch.tokens.min()))
 
 

@@ -1,4 +1,6 @@
-"""`equipoise arena`: the streams, rules and rates that were asked for, and a table of what came of them."""
+"""`equipoise arena`: the streams, rules and rates that were asked for, and a table of what came of
+them.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from equipoise.arena import catalogue
 from equipoise.arena.cells import DEFAULT_BALANCERS, Cell, Result
 from equipoise.arena.contest import contest, plan
-from equipoise.extras import require
+from equipoise.arena.streams import catalogue
+from equipoise.storage.optional import require
 
 LEGEND = (
-    "Steady: mean imbalance of the last third of the steps. Floor: what chance alone leaves. Steps: until within 2x the floor. "
-    "Affinity: chosen scores over those of the exact optimum, above 1 where loads are uneven. Switch: tokens an update sends "
-    "elsewhere. Idle: device time lost waiting. In a replay the router does not react; in a training it does."
+    "Steady: mean imbalance of the last third of the steps. Floor: what chance alone leaves. "
+    "Steps: until within 2x the floor. "
+    "Affinity: chosen scores over those of the exact optimum, above 1 where loads are uneven. "
+    "Switch: tokens an update sends "
+    "elsewhere. Idle: device time lost waiting. In a replay the router does not react; in a "
+    "training it does."
 )
 
 
@@ -45,7 +50,9 @@ def run(request: Request) -> list[Result]:
     streams = catalogue.distinct(
         stream
         for name in request.streams or catalogue.DEFAULT
-        for stream in catalogue.find(name, seed=request.seed, steps=request.steps, tokens=request.tokens)
+        for stream in catalogue.find(
+            name, seed=request.seed, steps=request.steps, tokens=request.tokens
+        )
     )
     cells = plan(
         streams,
@@ -68,12 +75,20 @@ def watched(cells: Sequence[Cell], out: str | None, workers: int | None) -> list
         return contest(cells, out=out, workers=workers)
     require("rich", extra="report")
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         job = bar.add_task("cells", total=len(cells))
-        return contest(cells, out=out, workers=workers, on_cell=lambda number: bar.advance(job, number))
+        return contest(
+            cells, out=out, workers=workers, on_cell=lambda number: bar.advance(job, number)
+        )
 
 
 def best_rates(results: Sequence[Result]) -> list[Result]:
@@ -95,7 +110,12 @@ def show(results: Sequence[Result], every_rate: bool = False) -> None:
     for name in dict.fromkeys(result.stream for result in shown):
         console.print(_table([result for result in shown if result.stream == name]))
     console.print(
-        ("" if every_rate else "Each rule at the best of the rates tried (--every-rate shows all). ") + LEGEND
+        (
+            ""
+            if every_rate
+            else "Each rule at the best of the rates tried (--every-rate shows all). "
+        )
+        + LEGEND
     )
 
 
@@ -106,7 +126,13 @@ def _table(rows: Sequence[Result]) -> Any:
     lag = "unknown under groups" if rows[0].lag_one is None else f"{rows[0].lag_one:.4f}"
     title = f"{rows[0].stream}: floor {rows[0].floor:.4f}, the batch before's optimum {lag}"
     # as narrow as it gets: a figure that does not fit a terminal of 80 columns would be cut
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = Table(
+        title=title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
     table.add_column("balancer", no_wrap=True)
     headings = (
         "rate",

@@ -1,9 +1,11 @@
-"""The contest: every rule at every rate on every stream, over several processes, in a folder that can be gone on with.
+"""The contest: every rule at every rate on every stream, over several processes, in a folder that
+can be gone on with.
 
     results = list(contest(plan(streams, balancers), out="runs/arena"))
 
-A cell's figures appear in the folder when it is done, whole or not at all, under a name that follows from everything the cell
-depends on. Called again, what is there is read and the rest is run.
+A cell's figures appear in the folder when it is done, whole or not at all, under a name that
+follows from everything the cell depends on. Called again, what is there is read and the rest is
+run.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.arena.cells import FORMAT, RATES, Cell, Reference, Result, refer, run
-from equipoise.arena.streams import Stream
-from equipoise.training.files import UNFINISHED, write_json
+from equipoise.arena.streams.stream import Stream
+from equipoise.storage.atomic import UNFINISHED, write_json
 
 MANIFEST = "arena.json"
 """names the files of the cells that were asked for last, in order: what a report is of"""
@@ -39,7 +41,9 @@ def plan(
     devices: int | None = None,
     tally_every: int = 1,
 ) -> list[Cell]:
-    """All cells; rules without a rate have one. Wrong names, rates and sizes are told here, before anything runs."""
+    """All cells; rules without a rate have one. Wrong names, rates and sizes are told here, before
+    anything runs.
+    """
     for word, number in (("--devices", devices), ("--tally-every", tally_every)):
         if number is not None and number < 1:
             raise ValueError(f"{word} must be at least 1, not {number}")
@@ -51,7 +55,9 @@ def plan(
                 cell.make()
                 cells.append(cell)
     if devices and (bad := next((c.stream for c in cells if c.stream.num_experts % devices), None)):
-        raise ValueError(f"the {bad.num_experts} experts of {bad.name} do not divide over {devices} devices")
+        raise ValueError(
+            f"the {bad.num_experts} experts of {bad.name} do not divide over {devices} devices"
+        )
     return cells
 
 
@@ -91,7 +97,9 @@ def contest(
         return [Result(**_expect(_path(place, cell))) for cell in cells]
 
 
-def _run_all(missing: list[Cell], place: Path, workers: int, on_cell: Callable[[int], None]) -> None:
+def _run_all(
+    missing: list[Cell], place: Path, workers: int, on_cell: Callable[[int], None]
+) -> None:
     if workers == 1:
         for stream_cells in _by_stream(missing):
             reference = _refer(stream_cells[0].stream, place)
@@ -99,7 +107,9 @@ def _run_all(missing: list[Cell], place: Path, workers: int, on_cell: Callable[[
                 on_cell(_run_job(job, reference, place))
         return
     kept = {name: os.environ.get(name) for name in THREADS}
-    os.environ.update(dict.fromkeys(THREADS, "1"))  # read by a new process before it imports anything
+    os.environ.update(
+        dict.fromkeys(THREADS, "1")
+    )  # read by a new process before it imports anything
     try:
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(workers, mp_context=context) as pool:
@@ -109,8 +119,12 @@ def _run_all(missing: list[Cell], place: Path, workers: int, on_cell: Callable[[
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-def _hand_out(missing: list[Cell], place: Path, pool: ProcessPoolExecutor, on_cell: Callable[[int], None]) -> None:
-    """References first, the largest streams before all; a stream's cells as soon as its reference is there."""
+def _hand_out(
+    missing: list[Cell], place: Path, pool: ProcessPoolExecutor, on_cell: Callable[[int], None]
+) -> None:
+    """References first, the largest streams before all; a stream's cells as soon as its reference
+    is there.
+    """
     order = sorted(_by_stream(missing), key=lambda cells: -cells[0].stream.num_experts)
     waiting: dict[Future[Any], list[Cell] | None] = {
         pool.submit(_refer, cells[0].stream, place): cells for cells in order
@@ -124,14 +138,18 @@ def _hand_out(missing: list[Cell], place: Path, pool: ProcessPoolExecutor, on_ce
                     on_cell(future.result())
                 else:
                     reference = future.result()
-                    waiting |= {pool.submit(_run_job, job, reference, place): None for job in _jobs(cells)}
+                    waiting |= {
+                        pool.submit(_run_job, job, reference, place): None for job in _jobs(cells)
+                    }
     except BaseException:
         _stop(pool)
         raise
 
 
 def _stop(pool: ProcessPoolExecutor) -> None:
-    """At once, not when the running cells are done: files are written whole or not at all, so nothing is lost but time."""
+    """At once, not when the running cells are done: files are written whole or not at all, so
+    nothing is lost but time.
+    """
     workers = list((pool._processes or {}).values())
     pool.shutdown(wait=False, cancel_futures=True)
     for worker in workers:
@@ -139,7 +157,9 @@ def _stop(pool: ProcessPoolExecutor) -> None:
 
 
 def _clear_old(place: Path) -> None:
-    """What a killed process left behind. Younger files may be another arena's, which works in the same folder."""
+    """What a killed process left behind. Younger files may be another arena's, which works in the
+    same folder.
+    """
     for left in place.glob(f"{UNFINISHED}*"):
         with suppress(FileNotFoundError):
             if time.time() - left.stat().st_mtime > ABANDONED:

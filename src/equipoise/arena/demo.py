@@ -1,4 +1,6 @@
-"""The demonstration: every balancer on one stream of skewed, drifting scores, and a table of what it achieved."""
+"""The demonstration: every balancer on one stream of skewed, drifting scores, and a table of what
+it achieved.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,12 @@ from itertools import islice
 from typing import NamedTuple
 
 from equipoise.arena.replay import replay
-from equipoise.arena.streams import DriftingLogits, sampling_floor
+from equipoise.arena.streams.stream import DriftingLogits, sampling_floor
 from equipoise.balancing import balancer
 
-# Those that set a shift before they see a token. Penalties do nothing to scores that do not react, and solvers of the batch
-# answer another question (and slowly); all of them can be asked for by name.
+# Those that set a shift before they see a token. Penalties do nothing to scores that do not react,
+# and solvers of the batch answer another question (and slowly); all of them can be asked for by
+# name.
 CAUSAL = (
     "none",
     "deepseek",
@@ -41,13 +44,19 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("steps", "tokens", "experts", "top_k"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+                raise ValueError(
+                    f"{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}"
+                )
         for name in self.balancers:
-            balancer(name, self.experts, top_k=self.top_k)  # a wrong name or size is told before anything runs
+            balancer(
+                name, self.experts, top_k=self.top_k
+            )  # a wrong name or size is told before anything runs
 
     @property
     def stream(self) -> DriftingLogits:
-        return DriftingLogits(self.tokens, self.experts, self.steps, drift=self.drift, seed=self.seed)
+        return DriftingLogits(
+            self.tokens, self.experts, self.steps, drift=self.drift, seed=self.seed
+        )
 
     @property
     def floor(self) -> float:
@@ -70,7 +79,9 @@ def run(settings: Settings, on_step: Callable[[], None] = lambda: None) -> Itera
     """A row for every balancer, as soon as it is done."""
     for name in settings.balancers:
         history = []
-        for measured in replay(settings.stream, balancer(name, settings.experts, top_k=settings.top_k)):
+        for measured in replay(
+            settings.stream, balancer(name, settings.experts, top_k=settings.top_k)
+        ):
             history.append(measured)
             on_step()
         yield _summary(name, history, settings.floor)
@@ -97,7 +108,8 @@ def show(settings: Settings) -> None:
 
     console = Console()
     console.print(
-        f"{settings.steps} batches of {settings.tokens:,} tokens; each takes {settings.top_k} of {settings.experts} experts. "
+        f"{settings.steps} batches of {settings.tokens:,} tokens; each takes {settings.top_k} of "
+        f"{settings.experts} experts. "
         f"Some experts are liked more than others, and that drifts by {settings.drift} a step."
     )
     with Progress(console=console, transient=True) as progress:
@@ -111,11 +123,19 @@ def _table(settings: Settings, rows: list[Row]) -> object:
 
     table = Table(
         title="How uneven the experts' loads are",
-        caption=f"imbalance: mean |load - target| / target; final: mean of the last third of the steps; floor: "
-        f"{settings.floor:.4f}, what chance alone leaves; max violation: fullest expert's load / target - 1",
+        caption="imbalance: mean |load - target| / target; final: mean of the last third of the "
+        "steps; floor: "
+        f"{settings.floor:.4f}, what chance alone leaves; max violation: fullest expert's load / "
+        "target - 1",
     )
     table.add_column("balancer", no_wrap=True, min_width=12)
-    for heading in ("first imbalance", "final imbalance", "over the floor", "max violation", "steps to 2x floor"):
+    for heading in (
+        "first imbalance",
+        "final imbalance",
+        "over the floor",
+        "max violation",
+        "steps to 2x floor",
+    ):
         table.add_column(heading, justify="right")
     best = min(row.final_imbalance for row in rows)
     for row in rows:

@@ -1,11 +1,12 @@
 """The floor: the imbalance that chance alone leaves when every expert is as likely as it should be.
 
-Independent tokens: a load is binomial(T, q_k) with q_k the expert's share of tokens, so E|A_k - L_k| / L_k is
-sqrt(2/pi (1 - q_k) / (T q_k)), and the floor is its mean over experts.
+Independent tokens: a load is binomial(T, q_k) with q_k the expert's share of tokens, so E|A_k -
+L_k| / L_k is sqrt(2/pi (1 - q_k) / (T q_k)), and the floor is its mean over experts.
 
-Tokens of a sequence are alike, and fewer sequences than tokens are drawn. Then the batch itself tells how much loads vary:
-draw its sequences again with replacement, and look how far the loads come from the batch's own (block bootstrap). With n
-sequences the spread comes out too small by sqrt(1 - 1/n), which is put right.
+Tokens of a sequence are alike, and fewer sequences than tokens are drawn. Then the batch itself
+tells how much loads vary: draw its sequences again with replacement, and look how far the loads
+come from the batch's own (block bootstrap). With n sequences the spread comes out too small by
+sqrt(1 - 1/n), which is put right.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.arena.streams import Batch, Stream
+from equipoise.arena.streams.stream import Batch, Stream
 from equipoise.balancing import Balancer, balancer
 from equipoise.routing import metrics
 
@@ -22,7 +23,9 @@ _SETTLE = 12  # updates on one batch: the curvature rule is within a few tokens 
 
 
 def floor(stream: Stream, batches: int = 4, draws: int = 100) -> float:
-    """By formula for independent tokens, by a block bootstrap over the stream's last batches for others."""
+    """By formula for independent tokens, by a block bootstrap over the stream's last batches for
+    others.
+    """
     last = [stream.batch(step) for step in range(max(0, stream.steps - batches), stream.steps)]
     if stream.block is None:
         return float(np.mean([formula(len(batch.tokens), shares(stream)) for batch in last]))
@@ -31,7 +34,9 @@ def floor(stream: Stream, batches: int = 4, draws: int = 100) -> float:
 
 def shares(stream: Stream) -> np.ndarray:
     """(E,): q_k, the share of tokens an expert should have."""
-    weights = np.ones(stream.num_experts) if stream.target is None else np.asarray(stream.target, float)
+    weights = (
+        np.ones(stream.num_experts) if stream.target is None else np.asarray(stream.target, float)
+    )
     return stream.top_k * weights / weights.sum()
 
 
@@ -45,7 +50,9 @@ def block_bootstrap(stream: Stream, batch: Batch, draws: int = 100, seed: int = 
     loads = loads_of_blocks(stream, batch)
     blocks = len(loads)
     if blocks < 2:
-        raise ValueError(f"{stream.name} has {blocks} sequence in a batch: a bootstrap needs at least 2")
+        raise ValueError(
+            f"{stream.name} has {blocks} sequence in a batch: a bootstrap needs at least 2"
+        )
     times = np.random.default_rng(seed).multinomial(blocks, np.full(blocks, 1 / blocks), size=draws)
     drawn, whole = times @ loads, loads.sum(0)
     drawn *= whole.sum() / drawn.sum(1, keepdims=True)  # sequences may be of unequal lengths
@@ -57,14 +64,22 @@ def loads_of_blocks(stream: Stream, batch: Batch) -> np.ndarray:
     """(blocks, E): what each sequence gives each expert, under a shift that balances this batch."""
     settled = settle(stream, batch)
     routing = settled.route(batch.scores, groups=stream.groups, mask=batch.mask)
-    counted = torch.ones(len(batch.scores), 1) if batch.mask is None else (~batch.mask).float().unsqueeze(1)
+    counted = (
+        torch.ones(len(batch.scores), 1)
+        if batch.mask is None
+        else (~batch.mask).float().unsqueeze(1)
+    )
     one_hot = torch.zeros_like(batch.scores).scatter_(1, routing.experts, 1.0) * counted
-    return np.add.reduceat(one_hot.double().numpy(), np.arange(0, len(one_hot), stream.block or 1), axis=0)
+    return np.add.reduceat(
+        one_hot.double().numpy(), np.arange(0, len(one_hot), stream.block or 1), axis=0
+    )
 
 
 def settle(stream: Stream, batch: Batch, updates: int = _SETTLE) -> Balancer:
     """A balancer that has met the same batch until it was balanced."""
-    rule = balancer("curvature", stream.num_experts, top_k=stream.top_k, target=stream.target, stride=1)
+    rule = balancer(
+        "curvature", stream.num_experts, top_k=stream.top_k, target=stream.target, stride=1
+    )
     best, found = float("inf"), {name: value.clone() for name, value in rule.state_dict().items()}
     for _ in range(updates):
         routing = rule.route(batch.scores, groups=stream.groups, mask=batch.mask)

@@ -3,8 +3,8 @@
     record("runs/a", "scores/a", batches=30)
     equipoise arena scores/a
 
-The model is the newest checkpoint of a training of ours, and stays as it is: nothing learns. Scores are kept whole, so that
-loads, floors and exact optima of the batches are all known.
+The model is the newest checkpoint of a training of ours, and stays as it is: nothing learns. Scores
+are kept whole, so that loads, floors and exact optima of the batches are all known.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.extras import require
 from equipoise.model import DeepSeekMoE
 from equipoise.routing import route
+from equipoise.storage.optional import require
 from equipoise.trace import Trace, TraceWriter
-from equipoise.training.batches import Batches
 from equipoise.training.checkpoint import WHOLE
 from equipoise.training.config import Config, read
-from equipoise.training.corpus import prepare
+from equipoise.training.data.batches import Batches
+from equipoise.training.data.corpus import prepare
 from equipoise.training.scores import choose_layers, watch_scores
 
 
@@ -51,13 +51,21 @@ def record(
         on_batch: called after every batch.
     """
     if batches < 1 or (batch_size is not None and batch_size < 1):
-        raise ValueError(f"cannot record {batches} batches of {batch_size or 'some'} sequences: both are at least 1")
+        raise ValueError(
+            f"cannot record {batches} batches of {batch_size or 'some'} sequences: both are at "
+            "least 1"
+        )
     config = _config(Path(run))
     net, step = load(Path(run), config)
     size = config.batch_size if batch_size is None else batch_size
     texts = Batches(_tokens(config, data), config.model.sequence_length, size, config.seed)
     batches = min(batches, _whole_batches(texts))
-    about = {"gate": config.model.score, "model": str(run), "step": step, "data": data or config.data}
+    about = {
+        "gate": config.model.score,
+        "model": str(run),
+        "step": step,
+        "data": data or config.data,
+    }
     about["sequence_length"] = config.model.sequence_length
     names = choose_layers(list(net.moe_layers), layers)
     with TraceWriter(out, top_k=config.model.top_k, layers=names, about=about) as writer:
@@ -75,7 +83,8 @@ def _whole_batches(texts: Batches) -> int:
     found = texts.windows // texts.batch_size
     if found < 1:
         raise ValueError(
-            f"the text has {texts.windows} sequences of {texts.sequence_length} tokens, too few for a batch of "
+            f"the text has {texts.windows} sequences of {texts.sequence_length} tokens, too few "
+            "for a batch of "
             f"{texts.batch_size}: take more text, or a smaller batch"
         )
     return found
@@ -85,12 +94,23 @@ def load(run: Path, config: Config) -> tuple[DeepSeekMoE, int]:
     """The model of a run's newest checkpoint, in evaluation, and its step."""
     found = sorted((run / "checkpoints").glob("step-" + 8 * "[0-9]"))
     if not found:
-        raise ValueError(f"{run} has no checkpoint to run: train with --checkpoint-every, or choose another folder")
+        raise ValueError(
+            f"{run} has no checkpoint to run: train with --checkpoint-every, or choose another "
+            "folder"
+        )
     if not (found[-1] / WHOLE).exists():
-        raise ValueError(f"{found[-1]} is in shards of several ranks: go on with it by one process first")
+        raise ValueError(
+            f"{found[-1]} is in shards of several ranks: go on with it by one process first"
+        )
     tensors = require("safetensors.torch", extra="train").load_file(found[-1] / WHOLE)
     net = DeepSeekMoE(config.model, balancer=config.make_balancer)
-    net.load_state_dict({name[len("model.") :]: value for name, value in tensors.items() if name.startswith("model.")})
+    net.load_state_dict(
+        {
+            name[len("model.") :]: value
+            for name, value in tensors.items()
+            if name.startswith("model.")
+        }
+    )
     return net.eval(), int(json.loads((found[-1] / "state.json").read_text())["step"])
 
 
@@ -105,7 +125,9 @@ def _tokens(config: Config, data: str | None) -> np.ndarray:
     own = prepare(config.data, vocab_size=config.model.vocab_size, tokenizer=config.tokenizer)
     if data is None:
         return own.train
-    return prepare(data, vocab_size=config.model.vocab_size, tokenizer=str(own.folder / "tokenizer.json")).train
+    return prepare(
+        data, vocab_size=config.model.vocab_size, tokenizer=str(own.folder / "tokenizer.json")
+    ).train
 
 
 def _append(writer: TraceWriter, net: DeepSeekMoE, step: int, name: str, scores: Tensor) -> None:

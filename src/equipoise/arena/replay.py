@@ -1,4 +1,6 @@
-"""Replay: run a balancer over a stream of scores and keep what it achieved. The scores do not react to it."""
+"""Replay: run a balancer over a stream of scores and keep what it achieved. The scores do not react
+to it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from equipoise.routing import metrics
 
 
 def replay(stream: Iterable[Tensor], balancer: Balancer) -> Iterator[dict[str, float]]:
-    """Route every batch with the shift as it is, yield its metrics, then update: what a training would have seen."""
+    """Route every batch with the shift as it is, yield its metrics, then update: what a training
+    would have seen.
+    """
     for scores in stream:
         routing = balancer.route(scores)
         balancer.update(balancer.tally(scores, routing))

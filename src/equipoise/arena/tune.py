@@ -1,8 +1,9 @@
 """tune: which rule and rate suit a stream, and whether the evidence is more than noise.
 
-The best of many cells looks better than it is, since chance helped to choose it. So cells are chosen on the first half of the
-steady steps and judged on the second. The two best rules are compared step by step on the same batches; successive steps are
-not independent, so the interval of the mean difference comes from a bootstrap of blocks of steps.
+The best of many cells looks better than it is, since chance helped to choose it. So cells are
+chosen on the first half of the steady steps and judged on the second. The two best rules are
+compared step by step on the same batches; successive steps are not independent, so the interval of
+the mean difference comes from a bootstrap of blocks of steps.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from equipoise.arena import catalogue
 from equipoise.arena.cells import RATES, Result
 from equipoise.arena.command import Request, watched
 from equipoise.arena.contest import plan
+from equipoise.arena.streams import catalogue
 
 DRAWS = 2000
 FEWEST_STEPS = 24
@@ -50,14 +51,24 @@ class Advice:
             if self.within_noise
             else "That is more than noise."
         )
-        over = "" if self.over_floor is None else f", {self.over_floor:.2f} times what chance alone leaves"
-        beyond = " Its rate is at the end of those tried: try --rates beyond it." if self.edge else ""
+        over = (
+            ""
+            if self.over_floor is None
+            else f", {self.over_floor:.2f} times what chance alone leaves"
+        )
+        beyond = (
+            " Its rate is at the end of those tried: try --rates beyond it." if self.edge else ""
+        )
         return (
-            f"For {self.stream}: {_named(self.balancer, self.rate)}. In steady state it left an imbalance of "
+            f"For {self.stream}: {_named(self.balancer, self.rate)}. In steady state it left an "
+            "imbalance of "
             f"{self.imbalance:.4f}{over}, and kept {self.affinity_kept:.2%} of "
-            f"the exact optimum's scores. Next came {_named(self.next_balancer, self.next_rate)} with "
-            f"{self.next_imbalance:.4f}, {self.difference:+.1%} (95% interval {self.low:+.1%} to {self.high:+.1%}). "
-            f"{verdict}{beyond} Cells were chosen on one half of the steady steps and judged on the other. A replay cannot "
+            f"the exact optimum's scores. Next came {_named(self.next_balancer, self.next_rate)} "
+            "with "
+            f"{self.next_imbalance:.4f}, {self.difference:+.1%} (95% interval {self.low:+.1%} to "
+            f"{self.high:+.1%}). "
+            f"{verdict}{beyond} Cells were chosen on one half of the steady steps and judged on "
+            "the other. A replay cannot "
             "know how the router would have reacted: confirm by a short training."
         )
 
@@ -66,15 +77,21 @@ def run(request: Request) -> None:
     """`equipoise tune`."""
     from equipoise.arena.demo import CAUSAL
 
-    streams = catalogue.find(request.streams[0], seed=request.seed, steps=request.steps, tokens=request.tokens)
+    streams = catalogue.find(
+        request.streams[0], seed=request.seed, steps=request.steps, tokens=request.tokens
+    )
     if len(streams) > 1:
-        raise ValueError(f"{request.streams[0]} has several layers: choose one of {', '.join(s.name for s in streams)}")
+        raise ValueError(
+            f"{request.streams[0]} has several layers: choose one of "
+            f"{', '.join(s.name for s in streams)}"
+        )
     names = request.balancers or [name for name in CAUSAL if name != "none"]
     if len(set(names)) < 2:
         raise ValueError("tuning compares rules: name at least two, or none for all")
     if streams[0].steps < FEWEST_STEPS:
         raise ValueError(
-            f"{streams[0].name} has {streams[0].steps} steps: too few to tell, give at least {FEWEST_STEPS}. (A training's "
+            f"{streams[0].name} has {streams[0].steps} steps: too few to tell, give at least "
+            f"{FEWEST_STEPS}. (A training's "
             "trace keeps few batches whole: `equipoise record` keeps as many as you like)"
         )
     cells = plan(streams, names, request.rates, devices=request.devices)
@@ -92,7 +109,9 @@ def advise(results: Sequence[Result], seed: int = 0) -> Advice:
     low, high = _interval(theirs - ours, seed)
     level = float(ours.mean())
     unit = level or 1.0  # nothing is left where every token takes every expert
-    tried = [each.rate for each in results if each.balancer == best.balancer and each.rate is not None]
+    tried = [
+        each.rate for each in results if each.balancer == best.balancer and each.rate is not None
+    ]
     return Advice(
         stream=best.stream,
         balancer=best.balancer,

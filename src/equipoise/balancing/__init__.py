@@ -1,8 +1,8 @@
 """Balancers: rules that move the shift after every step so that the experts' loads become even."""
 
 from equipoise.balancing.balancer import Balancer
-from equipoise.balancing.dual import Dual
 from equipoise.balancing.presets import balancer, balancers
-from equipoise.balancing.settling import settled
+from equipoise.balancing.shift.dual import Dual
+from equipoise.balancing.shift.settling import settled
 
 __all__ = ["Balancer", "Dual", "balancer", "balancers", "settled"]

@@ -7,8 +7,9 @@
     ...
     optimizer.step(); balancer.update(tally)                after the optimizer's step, once
 
-adjust, tally and penalty are pure: they change nothing, so evaluating, recomputing and accumulating are all safe. Only
-update() changes anything, and it is called by the training loop and by nobody else.
+adjust, tally and penalty are pure: they change nothing, so evaluating, recomputing and accumulating
+are all safe. Only update() changes anything, and it is called by the training loop and by nobody
+else.
 """
 
 from __future__ import annotations
@@ -37,20 +38,26 @@ class Balancer(Precise, ABC):
 
     @property
     def judges_tokens_apart(self) -> bool:
-        """Whether a token's experts, and what it adds to the loss, depend on no other token of its forward."""
+        """Whether a token's experts, and what it adds to the loss, depend on no other token of its
+        forward.
+        """
         return not self.penalties
 
     def __init__(self, num_experts: int, top_k: int) -> None:
         super().__init__()
         if num_experts < 1 or not 1 <= top_k <= num_experts:
-            raise ValueError(f"top_k = {top_k} of {num_experts} experts is impossible: 1 <= top_k <= num_experts")
+            raise ValueError(
+                f"top_k = {top_k} of {num_experts} experts is impossible: 1 <= top_k <= num_experts"
+            )
         self.num_experts = num_experts
         self.top_k = top_k
         self.penalties = nn.ModuleList()
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def expect_parts(self, tokens: int) -> None:
-        """Forwards of `tokens` will come in parts. Whoever counts a sample that depends on their size must take the whole's."""
+        """Forwards of `tokens` will come in parts. Whoever counts a sample that depends on their
+        size must take the whole's.
+        """
 
     @abstractmethod
     def adjust(self, scores: Tensor) -> Tensor:
@@ -65,7 +72,9 @@ class Balancer(Precise, ABC):
         renormalize: bool = False,
         scale: float = 1.0,
     ) -> Routing:
-        """Choose: `equipoise.route` by adjusted scores, except for methods that cannot say their choice in scores."""
+        """Choose: `equipoise.route` by adjusted scores, except for methods that cannot say their
+        choice in scores.
+        """
         return route(
             scores,
             self.top_k,
@@ -81,20 +90,30 @@ class Balancer(Precise, ABC):
         """What update() must know of this batch, in whole numbers that add up."""
         loads = routing.loads
         if loads.shape[0] != self.num_experts:
-            raise ValueError(f"this routing is over {loads.shape[0]} experts, the balancer over {self.num_experts}")
-        return Tally(loads=loads, forwards=loads.unsqueeze(0), step=self.steps.to(loads.device, copy=True))
+            raise ValueError(
+                f"this routing is over {loads.shape[0]} experts, the balancer over "
+                f"{self.num_experts}"
+            )
+        return Tally(
+            loads=loads, forwards=loads.unsqueeze(0), step=self.steps.to(loads.device, copy=True)
+        )
 
     def penalty(
-        self, scores: Tensor, routing: Routing, logits: Tensor | None = None, sequences: Tensor | None = None
+        self,
+        scores: Tensor,
+        routing: Routing,
+        logits: Tensor | None = None,
+        sequences: Tensor | None = None,
     ) -> Tensor:
-        """What to add to the loss: the sum of the penalties this balancer carries, 0 where it carries none.
+        """What to add to the loss: the sum of the penalties this balancer carries, 0 where it
+        carries none.
 
         Args:
             scores: (..., E) as given to route.
             routing: what route returned for them.
             logits: (..., E) the router's, for penalties on logits (z_loss).
-            sequences: (...) which sequence each token belongs to, for penalties per sequence; by default the first of the
-                scores' leading dimensions.
+            sequences: (...) which sequence each token belongs to, for penalties per sequence; by
+                default the first of the scores' leading dimensions.
         """
         total = scores.new_zeros((), dtype=torch.float32)
         for penalty in self.penalties:
@@ -102,7 +121,9 @@ class Balancer(Precise, ABC):
         return total
 
     def carry(self, *penalties: Penalty) -> Self:
-        """Add penalties to this balancer, and return it: DeepSeek-V3 runs a shift and a small sequence penalty together."""
+        """Add penalties to this balancer, and return it: DeepSeek-V3 runs a shift and a small
+        sequence penalty together.
+        """
         for penalty in penalties:
             penalty.build(self.num_experts)
             self.penalties.append(penalty)
@@ -110,10 +131,13 @@ class Balancer(Precise, ABC):
 
     @torch.no_grad()
     def update(self, tally: Tally) -> None:
-        """Move the state by what was counted since the last update. Call it once after every optimizer step."""
+        """Move the state by what was counted since the last update. Call it once after every
+        optimizer step.
+        """
         if not self.training:
             raise RuntimeError(
-                "update() in evaluation: a balancer must not learn from evaluation batches. Call .train() first if this is "
+                "update() in evaluation: a balancer must not learn from evaluation batches. Call "
+                ".train() first if this is "
                 "a training step"
             )
         tally = self._accept(tally)
@@ -125,17 +149,23 @@ class Balancer(Precise, ABC):
 
     @abstractmethod
     def _move(self, tally: Tally) -> None:
-        """Change the state by a tally that was checked. `steps` still holds the number of earlier updates."""
+        """Change the state by a tally that was checked. `steps` still holds the number of earlier
+        updates.
+        """
 
     def _accept(self, tally: Tally) -> Tally:
         if tally.loads.shape != (self.num_experts,):
-            raise ValueError(f"this tally is of {tally.loads.shape[0]} experts, the balancer has {self.num_experts}")
+            raise ValueError(
+                f"this tally is of {tally.loads.shape[0]} experts, the balancer has "
+                f"{self.num_experts}"
+            )
         if tally.loads.device != self.steps.device:
             tally = tally.to(self.steps.device)
         require(
             tally.step == self.steps,
             lambda: ValueError(
-                f"this tally was taken at step {shown(tally.step)}, but the balancer is at step {shown(self.steps)}: it was "
+                f"this tally was taken at step {shown(tally.step)}, but the balancer is at step "
+                f"{shown(self.steps)}: it was "
                 "counted under another shift. Take a new tally after every update()"
             ),
         )

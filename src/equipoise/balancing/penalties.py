@@ -19,13 +19,17 @@ SCOPES = ("batch", "sequence", "global")
 
 
 class Penalty(Precise, ABC):
-    """A term of the loss. Pure, like all of a forward; what it learns of a batch it learns in see()."""
+    """A term of the loss. Pure, like all of a forward; what it learns of a batch it learns in
+    see().
+    """
 
     def build(self, num_experts: int) -> None:
         """Make the buffers this penalty needs; called once, by the balancer that carries it."""
 
     @abstractmethod
-    def forward(self, scores: Tensor, routing: Routing, logits: Tensor | None, sequences: Tensor | None) -> Tensor:
+    def forward(
+        self, scores: Tensor, routing: Routing, logits: Tensor | None, sequences: Tensor | None
+    ) -> Tensor:
         """The term, a float32 scalar."""
 
     def see(self, tally: Tally) -> None:
@@ -44,16 +48,20 @@ class AuxiliaryLoss(Penalty):
         "sequence"  each sequence apart, then the mean over sequences (DeepSeek-V3)
         "global"    all tokens of an optimizer step, over micro-batches and ranks (Qwen3)
 
-    A product of two means does not add up over micro-batches. For "global" f is therefore taken from the loads of the *last*
-    update, which were summed over everything: with f fixed the penalty is linear in P, so its mean over micro-batches and
-    ranks of equal size is that of the whole batch, and forwards stay pure. Before the first update f = 1.
+    A product of two means does not add up over micro-batches. For "global" f is therefore taken
+    from the loads of the *last* update, which were summed over everything: with f fixed the penalty
+    is linear in P, so its mean over micro-batches and ranks of equal size is that of the whole
+    batch, and forwards stay pure. Before the first update f = 1.
     """
 
     frequencies: Tensor
     weights: Tensor
 
     def __init__(
-        self, coefficient: float, scope: str = "batch", target: Sequence[float] | Tensor | None = None
+        self,
+        coefficient: float,
+        scope: str = "batch",
+        target: Sequence[float] | Tensor | None = None,
     ) -> None:
         super().__init__()
         if scope not in SCOPES:
@@ -64,39 +72,69 @@ class AuxiliaryLoss(Penalty):
 
     def build(self, num_experts: int) -> None:
         weights = (
-            torch.ones(num_experts) if self._target is None else torch.as_tensor(self._target, dtype=torch.float32)
+            torch.ones(num_experts)
+            if self._target is None
+            else torch.as_tensor(self._target, dtype=torch.float32)
         )
         self.register_buffer("weights", weights / weights.mean(), persistent=False)
         if self.scope == "global":
             self.register_buffer("frequencies", torch.ones(num_experts))
 
-    def forward(self, scores: Tensor, routing: Routing, logits: Tensor | None, sequences: Tensor | None) -> Tensor:
-        share = scores.float() / scores.float().sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    def forward(
+        self, scores: Tensor, routing: Routing, logits: Tensor | None, sequences: Tensor | None
+    ) -> Tensor:
+        share = scores.float() / scores.float().sum(-1, keepdim=True).clamp_min(
+            torch.finfo(torch.float32).tiny
+        )
         flat = share.flatten(0, -2)
         if self.scope == "sequence":
-            return self.coefficient * self._by_sequence(flat, routing, *_sequences(scores, sequences))
+            return self.coefficient * self._by_sequence(
+                flat, routing, *_sequences(scores, sequences)
+            )
         mean = _mean_over(flat, routing.mask)
-        frequencies = self.frequencies.to(mean.device) if self.scope == "global" else self._frequencies(routing.loads)
+        frequencies = (
+            self.frequencies.to(mean.device)
+            if self.scope == "global"
+            else self._frequencies(routing.loads)
+        )
         return self.coefficient * (frequencies * mean).sum()
 
     def see(self, tally: Tally) -> None:
         if self.scope == "global":
             some = tally.loads.sum() > 0
-            self.frequencies.copy_(torch.where(some, self._frequencies(tally.loads), self.frequencies))
+            self.frequencies.copy_(
+                torch.where(some, self._frequencies(tally.loads), self.frequencies)
+            )
 
     def _frequencies(self, loads: Tensor) -> Tensor:
         """f (..., E): 1 where loads are as they should be."""
-        return loads / (loads.sum(-1, keepdim=True).clamp_min(1) / loads.shape[-1] * self.weights.to(loads.device))
+        return loads / (
+            loads.sum(-1, keepdim=True).clamp_min(1)
+            / loads.shape[-1]
+            * self.weights.to(loads.device)
+        )
 
-    def _by_sequence(self, share: Tensor, routing: Routing, sequences: Tensor, number: int) -> Tensor:
+    def _by_sequence(
+        self, share: Tensor, routing: Routing, sequences: Tensor, number: int
+    ) -> Tensor:
         """The mean over sequences that have a token which is not padding."""
         counted = torch.ones_like(sequences) if routing.mask is None else (~routing.mask).long()
         num_experts = share.shape[1]
-        lengths = torch.zeros(number, dtype=torch.int64, device=share.device).scatter_add_(0, sequences, counted)
-        place = (sequences.unsqueeze(1) * num_experts + routing.experts.clamp_max(num_experts - 1)).flatten()
-        each = (counted.unsqueeze(1) * (routing.experts < num_experts)).flatten()  # expert choice: E means nobody
-        loads = torch.zeros(number * num_experts, dtype=torch.int64, device=share.device).scatter_add_(0, place, each)
-        sums = share.new_zeros(number, num_experts).index_add(0, sequences, share * counted.unsqueeze(1))
+        lengths = torch.zeros(number, dtype=torch.int64, device=share.device).scatter_add_(
+            0, sequences, counted
+        )
+        place = (
+            sequences.unsqueeze(1) * num_experts + routing.experts.clamp_max(num_experts - 1)
+        ).flatten()
+        each = (
+            counted.unsqueeze(1) * (routing.experts < num_experts)
+        ).flatten()  # expert choice: E means nobody
+        loads = torch.zeros(
+            number * num_experts, dtype=torch.int64, device=share.device
+        ).scatter_add_(0, place, each)
+        sums = share.new_zeros(number, num_experts).index_add(
+            0, sequences, share * counted.unsqueeze(1)
+        )
         means = sums / lengths.clamp_min(1).unsqueeze(1)
         values = (self._frequencies(loads.view(number, num_experts)) * means).sum(1)
         return values.sum() / (lengths > 0).sum().clamp_min(1)
@@ -106,15 +144,21 @@ class AuxiliaryLoss(Penalty):
 
 
 class ZLoss(Penalty):
-    """coefficient * mean over tokens of (logsumexp_k logits_ik)^2: keeps logits small (ST-MoE). It does not balance."""
+    """coefficient * mean over tokens of (logsumexp_k logits_ik)^2: keeps logits small (ST-MoE). It
+    does not balance.
+    """
 
     def __init__(self, coefficient: float) -> None:
         super().__init__()
         self.coefficient = coefficient
 
-    def forward(self, scores: Tensor, routing: Routing, logits: Tensor | None, sequences: Tensor | None) -> Tensor:
+    def forward(
+        self, scores: Tensor, routing: Routing, logits: Tensor | None, sequences: Tensor | None
+    ) -> Tensor:
         if logits is None:
-            raise ValueError("z_loss is on the router's logits: call penalty(scores, routing, logits=...)")
+            raise ValueError(
+                "z_loss is on the router's logits: call penalty(scores, routing, logits=...)"
+            )
         squares = logits.float().logsumexp(-1).square().flatten().unsqueeze(1)
         return self.coefficient * _mean_over(squares, routing.mask).sum()
 
@@ -131,15 +175,21 @@ def _mean_over(values: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _sequences(scores: Tensor, sequences: Tensor | None) -> tuple[Tensor, int]:
-    """The sequence of each token, (T,), and how many there are. Named sequences are counted, which makes a GPU wait."""
+    """The sequence of each token, (T,), and how many there are. Named sequences are counted, which
+    makes a GPU wait.
+    """
     if sequences is not None:
         if sequences.shape != scores.shape[:-1]:
-            raise ValueError(f"sequences has shape {tuple(sequences.shape)}, the tokens {tuple(scores.shape[:-1])}")
+            raise ValueError(
+                f"sequences has shape {tuple(sequences.shape)}, the tokens "
+                f"{tuple(scores.shape[:-1])}"
+            )
         flat = sequences.flatten().long()
         return flat, int(flat.max()) + 1 if flat.numel() else 0
     if scores.dim() < 3:
         raise ValueError(
-            "a penalty per sequence must know the sequences: give scores of shape (batch, length, experts), or pass sequences="
+            "a penalty per sequence must know the sequences: give scores of shape (batch, "
+            "length, experts), or pass sequences="
         )
     number = scores.shape[0]
     each = scores[..., 0].numel() // max(number, 1)

@@ -1,6 +1,7 @@
 """Target: the load each expert should have, and how far it is from it.
 
-The paper's L = K T / E is the even share. With weights w_k an expert should have L_k = K T w_k / sum(w).
+The paper's L = K T / E is the even share. With weights w_k an expert should have L_k = K T w_k /
+sum(w).
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ class Target(Precise):
 
     weights: Tensor
 
-    def __init__(self, num_experts: int, top_k: int, weights: Sequence[float] | Tensor | None = None) -> None:
+    def __init__(
+        self, num_experts: int, top_k: int, weights: Sequence[float] | Tensor | None = None
+    ) -> None:
         super().__init__()
         chosen = torch.ones(num_experts) if weights is None else weights
-        # floats go straight to float64: by way of float32, torch's default, 0.1 would be 1.5e-9 too large
+        # floats go straight to float64: by way of float32, torch's default, 0.1 would be 1.5e-9 too
+        # large
         chosen = torch.as_tensor(chosen, dtype=torch.float64, device="cpu").detach()
         _check_weights(chosen, num_experts, top_k)
         self.top_k = top_k
@@ -38,8 +42,8 @@ class Target(Precise):
     def gap(self, loads: Tensor) -> Tensor:
         """L - A, (E,) float64: positive where an expert has too few.
 
-        Whole numbers are subtracted before anything is divided, so that a balanced expert has a gap of exactly 0 even where
-        T K / E is not a whole number (49 * (1 / 49) is not 1).
+        Whole numbers are subtracted before anything is divided, so that a balanced expert has a gap
+        of exactly 0 even where T K / E is not a whole number (49 * (1 / 49) is not 1).
         """
         total = loads.sum()
         gap = (total * self.weights - self.whole * loads) / self.whole
@@ -53,13 +57,16 @@ class Target(Precise):
 
 def _check_weights(weights: Tensor, num_experts: int, top_k: int) -> None:
     if weights.shape != (num_experts,):
-        raise ValueError(f"target has {weights.numel()} weights, but there are {num_experts} experts")
+        raise ValueError(
+            f"target has {weights.numel()} weights, but there are {num_experts} experts"
+        )
     if not torch.isfinite(weights).all() or (weights <= 0).any():
         raise ValueError(f"target weights must be positive and finite, not {weights.tolist()}")
     share = weights * top_k / weights.sum()
     if (share > 1 + 1e-12).any():
         worst = int(share.argmax())
         raise ValueError(
-            f"target asks expert {worst} for {float(share[worst]):.3g} times the tokens there are: with top_k = {top_k} a "
+            f"target asks expert {worst} for {float(share[worst]):.3g} times the tokens there "
+            f"are: with top_k = {top_k} a "
             f"weight can be at most 1/{top_k} of their sum"
         )

@@ -29,7 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="equipoise",
-        description="Keeps the experts of a sparse Mixture-of-Experts evenly loaded without an auxiliary loss.",
+        description="Keeps the experts of a sparse Mixture-of-Experts evenly loaded without an "
+        "auxiliary loss.",
     )
     parser.add_argument("--version", action="version", version=f"equipoise {equipoise.__version__}")
     verbs = parser.add_subparsers(required=True, metavar="VERB")

@@ -1,14 +1,15 @@
-"""compare: the paper's experiment. The same model, first weights and batches under every scheme, into one results folder.
+"""compare: the paper's experiment. The same model, first weights and batches under every scheme,
+into one results folder.
 
 results/
     manifest.json        the schemes with their u and the paper's figures, seeds, preset, and where each run is
     runs/aux-0/ ...      a training each (docs/training.md), with measured.json beside its result.json
     table.json           a row for each scheme: means over seeds, their spread, and each seed's values
-    rows.json            all that tables and page are drawn from, in one file (equipoise.comparison.keep)
+    rows.json            all that tables and page are drawn from, in one file (equipoise.results.comparison.keep)
     failure.json         in a run's folder, if it failed
 
-Killed and started again it goes on; finished runs are neither trained nor measured again. Schemes and seeds of earlier calls
-stay in the table while their runs have the same settings.
+Killed and started again it goes on; finished runs are neither trained nor measured again. Schemes
+and seeds of earlier calls stay in the table while their runs have the same settings.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from equipoise.comparison import keep
-from equipoise.comparison.results import results
-from equipoise.experiments.job import Job, refuse_another
-from equipoise.experiments.jobs import locked, run
 from equipoise.experiments.measure import measure
+from equipoise.experiments.processes.job import Job, refuse_another
+from equipoise.experiments.processes.jobs import locked, run
 from equipoise.experiments.schemes import SCHEMES, chosen, configure
+from equipoise.results.comparison import keep
+from equipoise.results.comparison.rows import results
+from equipoise.storage.atomic import write_json
 from equipoise.training.config import preset as training_preset
-from equipoise.training.corpus import prepare
-from equipoise.training.files import write_json
+from equipoise.training.data.corpus import prepare
 
 FORMAT = "equipoise comparison"
 WHOLE_TRACE = 2**17
@@ -45,7 +46,8 @@ def compare(
     settled: bool = False,
     **changes: Any,
 ) -> list[dict[str, Any]]:
-    """Train, measure, and return the table's rows. `changes` are settings of every training, such as steps or data.
+    """Train, measure, and return the table's rows. `changes` are settings of every training, such
+    as steps or data.
 
     Args:
         out: the results folder.
@@ -69,23 +71,38 @@ def compare(
         every = [*jobs, *earlier(folder, preset, jobs, changes)]
         write_json(folder / "manifest.json", manifest(preset, every, folder))
         first = jobs[0].config
-        prepare(first.data, vocab_size=first.model.vocab_size, tokenizer=first.tokenizer)  # once, not in every process
+        prepare(
+            first.data, vocab_size=first.model.vocab_size, tokenizer=first.tokenizer
+        )  # once, not in every process
         run(jobs, at_once=at_once or min(2, os.cpu_count() or 1))
         return table(folder, settled=settled)
 
 
-def plan_runs(folder: Path, preset: str, names: Sequence[str], seeds: int, changes: dict[str, Any]) -> list[Job]:
-    return [plan_run(folder, preset, scheme.name, seed, changes) for seed in range(seeds) for scheme in chosen(names)]
+def plan_runs(
+    folder: Path, preset: str, names: Sequence[str], seeds: int, changes: dict[str, Any]
+) -> list[Job]:
+    return [
+        plan_run(folder, preset, scheme.name, seed, changes)
+        for seed in range(seeds)
+        for scheme in chosen(names)
+    ]
 
 
 def plan_run(folder: Path, preset: str, name: str, seed: int, changes: dict[str, Any]) -> Job:
     [scheme] = chosen([name])
-    settings = {**watching(preset, changes), **changes, "seed": seed, "out": str(folder / "runs" / f"{name}-{seed}")}
+    settings = {
+        **watching(preset, changes),
+        **changes,
+        "seed": seed,
+        "out": str(folder / "runs" / f"{name}-{seed}"),
+    }
     return Job(f"{name}-{seed}", configure(scheme, preset, **settings))
 
 
 def earlier(folder: Path, preset: str, jobs: Sequence[Job], changes: dict[str, Any]) -> list[Job]:
-    """Runs that the folder's manifest has beside these, if they have the same settings: they stay in the table."""
+    """Runs that the folder's manifest has beside these, if they have the same settings: they stay
+    in the table.
+    """
     path = folder / "manifest.json"
     known = json.loads(path.read_text(encoding="utf-8")).get("runs", {}) if path.exists() else {}
     names, found = {scheme.name for scheme in SCHEMES}, []
@@ -93,14 +110,18 @@ def earlier(folder: Path, preset: str, jobs: Sequence[Job], changes: dict[str, A
         scheme, _, seed = name.rpartition("-")
         if scheme in names:
             job = plan_run(folder, preset, scheme, int(seed), changes)
-            with contextlib.suppress(ValueError):  # another comparison's: it was dropped before, too
+            with contextlib.suppress(
+                ValueError
+            ):  # another comparison's: it was dropped before, too
                 refuse_another(job)
                 found.append(job)
     return found
 
 
 def watching(preset: str, changes: dict[str, Any]) -> dict[str, Any]:
-    """What is recorded: histograms at eleven steps; loads at fifty or so, with all scores where they are few."""
+    """What is recorded: histograms at eleven steps; loads at fifty or so, with all scores where
+    they are few.
+    """
     config = training_preset(preset, **changes)
     tokens = config.batch_size * config.model.sequence_length
     few = tokens * config.model.num_experts <= WHOLE_TRACE and config.micro_batch_size is None
@@ -115,7 +136,10 @@ def watching(preset: str, changes: dict[str, Any]) -> dict[str, Any]:
 def manifest(preset: str, jobs: Sequence[Job], folder: Path) -> dict[str, Any]:
     """In the order of the schemes, whatever was asked for first."""
     known, seeds = {job.name: job for job in jobs}, sorted({job.config.seed for job in jobs})
-    names = {scheme.name: [name for seed in seeds if (name := f"{scheme.name}-{seed}") in known] for scheme in SCHEMES}
+    names = {
+        scheme.name: [name for seed in seeds if (name := f"{scheme.name}-{seed}") in known]
+        for scheme in SCHEMES
+    }
     return {
         "format": FORMAT,
         "version": 1,
@@ -123,12 +147,18 @@ def manifest(preset: str, jobs: Sequence[Job], folder: Path) -> dict[str, Any]:
         "steps": jobs[0].config.steps,
         "seeds": seeds,
         "schemes": [scheme.about(preset) for scheme in SCHEMES if names[scheme.name]],
-        "runs": {name: str(known[name].folder.relative_to(folder)) for each in names.values() for name in each},
+        "runs": {
+            name: str(known[name].folder.relative_to(folder))
+            for each in names.values()
+            for name in each
+        },
     }
 
 
 def table(folder: Path, *, settled: bool = False) -> list[dict[str, Any]]:
-    """Measure what has finished; write and return a row for each scheme, with means over its seeds and what failed."""
+    """Measure what has finished; write and return a row for each scheme, with means over its seeds
+    and what failed.
+    """
     about = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     for path in about["runs"].values():
         if (folder / path / "result.json").exists():

@@ -1,7 +1,8 @@
 """measure: what a finished run is worth beyond its loss, written to measured.json in its folder.
 
-The last checkpoint is loaded, and eight batches from all over the validation set go through it. For each batch and MoE layer,
-with scores (T, E), the exact optimum with even loads is solved (equipoise.assignment):
+The last checkpoint is loaded, and eight batches from all over the validation set go through it. For
+each batch and MoE layer, with scores (T, E), the exact optimum with even loads is solved
+(equipoise.optimum):
 
     given_up    (K largest scores of every token - optimum) / the former: the affinity that this network gives up at exactly
                 even loads. All schemes are compared at the same balance so; with their own loads, the uneven keep more.
@@ -28,18 +29,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.assignment import evaluate
 from equipoise.balancing import Dual
 from equipoise.balancing import settled as with_settled_shift
+from equipoise.optimum import evaluate
+from equipoise.storage.atomic import write_json
 from equipoise.theorems import verify
 from equipoise.trace import Trace
-from equipoise.training.batches import validation_batches
 from equipoise.training.checkpoint import Checkpoints
 from equipoise.training.config import Config, read
-from equipoise.training.corpus import prepare
-from equipoise.training.distributed import World
+from equipoise.training.data.batches import validation_batches
+from equipoise.training.data.corpus import prepare
 from equipoise.training.evaluation import DEVICES, idle_of_devices
-from equipoise.training.files import write_json
+from equipoise.training.ranks import World
 from equipoise.training.scores import watch_scores
 from equipoise.training.trainer import Trainer
 
@@ -50,7 +51,9 @@ BATCHES = 8
 
 
 def measure(folder: Path, *, settled: bool = False) -> dict[str, Any]:
-    """Measure a finished run, or read what was measured before; `settled` also under its settled shift."""
+    """Measure a finished run, or read what was measured before; `settled` also under its settled
+    shift.
+    """
     path = folder / FILE
     found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     known = found.get("format") == FORMAT
@@ -78,13 +81,21 @@ def all_but_settled(folder: Path, trainer: Trainer) -> dict[str, Any]:
 def load(folder: Path, config: Config) -> Trainer:
     """The model of a run's last checkpoint, on this process alone."""
     corpus = prepare(config.data, vocab_size=config.model.vocab_size, tokenizer=config.tokenizer)
-    kind = config.device if config.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    kind = (
+        config.device
+        if config.device != "auto"
+        else ("cuda" if torch.cuda.is_available() else "cpu")
+    )
     world = World(0, 1, torch.device(kind))
     trainer = Trainer(config, corpus, world)
     tensors = trainer.tensors()
-    about = Checkpoints(folder / "checkpoints", world, 1).load(tensors, config.to_dict(), corpus.digest)
+    about = Checkpoints(folder / "checkpoints", world, 1).load(
+        tensors, config.to_dict(), corpus.digest
+    )
     if about is None or about["step"] != config.steps:
-        raise ValueError(f"{folder} has no checkpoint of its last step, {config.steps}: train it again")
+        raise ValueError(
+            f"{folder} has no checkpoint of its last step, {config.steps}: train it again"
+        )
     return trainer
 
 
@@ -116,7 +127,9 @@ def _validation(trainer: Trainer) -> Iterator[tuple[Tensor, Tensor]]:
     return validation_batches(trainer.corpus.validation, S, trainer.micro_batch, number)
 
 
-def _beside_optimum(scores: np.ndarray, trainer: Trainer, name: str) -> tuple[dict[str, float], np.ndarray]:
+def _beside_optimum(
+    scores: np.ndarray, trainer: Trainer, name: str
+) -> tuple[dict[str, float], np.ndarray]:
     shift = getattr(trainer.balancers[name], "shift", None)
     found = evaluate(
         scores,
@@ -140,7 +153,9 @@ def _idle(loads: dict[str, list[np.ndarray]]) -> float | None:
 
 
 def under_settled_shift(trainer: Trainer, result: dict[str, Any]) -> dict[str, float]:
-    """Validation loss and imbalance under the settled shift; the run's own where that is its last shift."""
+    """Validation loss and imbalance under the settled shift; the run's own where that is its last
+    shift.
+    """
     duals = [each for each in trainer.balancers.values() if isinstance(each, Dual)]
     if all(torch.equal(each.settled_shift, each.shift) for each in duals):
         return {"settled_loss": result["validation_loss"], "settled_imbalance": result["imbalance"]}
@@ -150,12 +165,16 @@ def under_settled_shift(trainer: Trainer, result: dict[str, Any]) -> dict[str, f
 
 
 def of_shifts(trace: Path) -> dict[str, float]:
-    """The mean of the last shifts, and the largest max p - min p of any recorded step (the paper's figure 4)."""
+    """The mean of the last shifts, and the largest max p - min p of any recorded step (the paper's
+    figure 4).
+    """
     if not (trace / "trace.json").exists():
         return {}
     read = Trace.open(trace)
     last = [read.record(layer, read.steps(layer)[-1]).shift_after for layer in read.layers]
-    every = [read.record(layer, step).shift_after for layer in read.layers for step in read.steps(layer)]
+    every = [
+        read.record(layer, step).shift_after for layer in read.layers for step in read.steps(layer)
+    ]
     return {
         "shift_mean": float(np.mean([shift.mean(dtype=np.float64) for shift in last])),
         "shift_diameter": float(max(np.ptp(shift) for shift in every)),
@@ -163,12 +182,17 @@ def of_shifts(trace: Path) -> dict[str, float]:
 
 
 def of_scores(histograms: Path, num_experts: int) -> dict[str, float]:
-    """E times the standard deviation of the scores in the first and last histogram (the paper's figure 3)."""
+    """E times the standard deviation of the scores in the first and last histogram (the paper's
+    figure 3).
+    """
     kept = sorted(histograms.glob("step-*.json"))
     if not kept:
         return {}
     ends = {"score_spread_first": kept[0], "score_spread_last": kept[-1]}
-    return {name: num_experts * _spread(json.loads(path.read_text(encoding="utf-8"))) for name, path in ends.items()}
+    return {
+        name: num_experts * _spread(json.loads(path.read_text(encoding="utf-8")))
+        for name, path in ends.items()
+    }
 
 
 def _spread(step: dict[str, Any]) -> float:

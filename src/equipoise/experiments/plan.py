@@ -2,7 +2,8 @@
 
     plan("deepseekmoe-1b", gpus=8)
 
-With N active parameters that are multiplied (all but the input embedding), S tokens in a sequence and D the hidden size:
+With N active parameters that are multiplied (all but the input embedding), S tokens in a sequence
+and D the hidden size:
 
     FLOPs per token   6 N + 6 layers S D        forward and backward; attention sees S/2 tokens on average
     hours             tokens * FLOPs / (gpus * peak * utilization)
@@ -10,10 +11,12 @@ With N active parameters that are multiplied (all but the input embedding), S to
                       + activations of a micro-batch + logits
     epochs            tokens / tokens of the corpus
 
-What imbalance costs, where experts are spread over the GPUs. Every MoE layer waits for its fullest GPU. If loads deviate by
-m of the target on average, and are normal and independent, an expert's load has a standard deviation of m sqrt(pi/2), a GPU
-with E/G experts one of m sqrt(pi/2) / sqrt(E/G), and the fullest of G lies M_G of those above the mean, M_G being the expected
-maximum of G standard normal numbers. All others are idle for that excess, in the part of the time that experts take.
+What imbalance costs, where experts are spread over the GPUs. Every MoE layer waits for its fullest
+GPU. If loads deviate by m of the target on average, and are normal and independent, an expert's
+load has a standard deviation of m sqrt(pi/2), a GPU with E/G experts one of m sqrt(pi/2) /
+sqrt(E/G), and the fullest of G lies M_G of those above the mean, M_G being the expected maximum of
+G standard normal numbers. All others are idle for that excess, in the part of the time that experts
+take.
 """
 
 from __future__ import annotations
@@ -46,8 +49,8 @@ GPUS = {
     "MI300X": GPU(1307, 192),
     "RTX4090": GPU(165, 24),
 }
-# Tokens in the training split. WikiText-103 as GPT-2 reads it: the paper's 26.2 billion tokens are about 220 epochs of it.
-# The docstrings depend on what is installed.
+# Tokens in the training split. WikiText-103 as GPT-2 reads it: the paper's 26.2 billion tokens are
+# about 220 epochs of it. The docstrings depend on what is installed.
 CORPORA = {"wikitext-103": 119_000_000, "docstrings": 6_200_000}
 BYTES_PER_PARAMETER = 16
 PAPER_IMBALANCE = 0.09
@@ -80,7 +83,9 @@ class Plan:
     expert_share: float
     """of all FLOPs, those in routed experts"""
     idle_share: float
-    """of all GPU time, lost by waiting for the fullest GPU of each MoE layer, if experts are spread over all of them"""
+    """of all GPU time, lost by waiting for the fullest GPU of each MoE layer, if experts are spread
+    over all of them
+    """
 
     @property
     def lost_gpu_hours(self) -> float:
@@ -88,7 +93,10 @@ class Plan:
         return self.gpu_hours * self.idle_share / (1 - self.idle_share)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"lost_gpu_hours": self.lost_gpu_hours, "assumptions": assumptions(self)}
+        return asdict(self) | {
+            "lost_gpu_hours": self.lost_gpu_hours,
+            "assumptions": assumptions(self),
+        }
 
 
 def plan(
@@ -100,16 +108,21 @@ def plan(
     imbalance: float = PAPER_IMBALANCE,
     **changes: Any,
 ) -> Plan:
-    """Work out what training a preset costs. `changes` are settings of the preset, such as steps or parallel."""
+    """Work out what training a preset costs. `changes` are settings of the preset, such as steps or
+    parallel.
+    """
     if gpu not in GPUS:
         raise ValueError(f"no GPU {gpu!r} in the table: there are {', '.join(GPUS)}")
     if gpus < 1:
         raise ValueError(f"gpus must be at least 1, not {gpus}")
     if not 0 < utilization <= 1:
-        raise ValueError(f"utilization is a share of the GPU's peak, between 0 and 1, not {utilization}")
+        raise ValueError(
+            f"utilization is a share of the GPU's peak, between 0 and 1, not {utilization}"
+        )
     if not 0 <= imbalance < math.inf:
         raise ValueError(
-            f"imbalance is mean |load - target| / target, finite and not negative, but {imbalance} was given"
+            "imbalance is mean |load - target| / target, finite and not negative, but "
+            f"{imbalance} was given"
         )
     config = training_preset(preset, **changes)
     counted, model = count_parameters(config.model), config.model
@@ -149,10 +162,12 @@ def flops_per_token(model: ModelConfig) -> float:
 
 
 def activation_bytes(config: Config, gpus: int) -> float:
-    """What a micro-batch keeps for backward, in bfloat16 autocast; an estimate, from the tensors each part saves.
+    """What a micro-batch keeps for backward, in bfloat16 autocast; an estimate, from the tensors
+    each part saves.
 
-    Attention and norms keep about 20 D numbers a token, a feed-forward of width F about D + 4 F for each of its rows. When
-    activations are computed again, only the residual stream is kept, and one layer at a time is whole.
+    Attention and norms keep about 20 D numbers a token, a feed-forward of width F about D + 4 F for
+    each of its rows. When activations are computed again, only the residual stream is kept, and one
+    layer at a time is whole.
     """
     model = config.model
     size = config.micro_batch_size or max(1, config.batch_size // gpus)
@@ -185,13 +200,19 @@ def assumptions(made: Plan) -> list[str]:
     """In words, for whoever reads only the figures."""
     gpu = GPUS[made.gpu]
     return [
-        f"{made.gpu}: {gpu.teraflops:,.0f} TFLOP/s of dense bfloat16 at its peak, of which {made.utilization:.0%} are "
+        f"{made.gpu}: {gpu.teraflops:,.0f} TFLOP/s of dense bfloat16 at its peak, of which "
+        f"{made.utilization:.0%} are "
         f"reached; measure yours on a short run and pass --utilization",
-        "AdamW in float32: 16 bytes a parameter; activations are estimated from what each layer keeps, within perhaps 30%",
-        "evaluation, checkpoints and communication that is not hidden behind computation are not counted",
-        "epochs: WikiText-103 has 119 million tokens of GPT-2; the docstrings some 6 million, depending on versions",
-        f"idle time: experts spread evenly over all {made.gpus} GPUs, loads normal and independent with a mean deviation of "
-        f"{made.imbalance:.0%}; the imbalance of single forwards counts, which is higher than that of a whole batch",
+        "AdamW in float32: 16 bytes a parameter; activations are estimated from what each layer "
+        "keeps, within perhaps 30%",
+        "evaluation, checkpoints and communication that is not hidden behind computation are not "
+        "counted",
+        "epochs: WikiText-103 has 119 million tokens of GPT-2; the docstrings some 6 million, "
+        "depending on versions",
+        f"idle time: experts spread evenly over all {made.gpus} GPUs, loads normal and "
+        "independent with a mean deviation of "
+        f"{made.imbalance:.0%}; the imbalance of single forwards counts, which is higher than "
+        "that of a whole batch",
     ]
 
 
@@ -200,7 +221,9 @@ def show(made: Plan) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{made.preset} on {made.gpus} x {made.gpu}", show_header=False, title_justify="left")
+    table = Table(
+        title=f"{made.preset} on {made.gpus} x {made.gpu}", show_header=False, title_justify="left"
+    )
     for row in _rows(made):
         table.add_row(*row)
     console = Console(highlight=False)
@@ -212,16 +235,24 @@ def show(made: Plan) -> None:
 
 def _rows(made: Plan) -> list[tuple[str, str]]:
     memory = made.state_gigabytes + made.activation_gigabytes
-    verdict = "fits" if made.fits else "does NOT fit: more GPUs with --parallel fsdp, or a smaller --micro-batch-size"
+    verdict = (
+        "fits"
+        if made.fits
+        else "does NOT fit: more GPUs with --parallel fsdp, or a smaller --micro-batch-size"
+    )
     return [
-        ("parameters", f"{_short(made.parameters)}, of which a token meets {_short(made.active_parameters)}"),
+        (
+            "parameters",
+            f"{_short(made.parameters)}, of which a token meets {_short(made.active_parameters)}",
+        ),
         ("tokens", f"{_short(made.tokens)} in {made.steps:,} steps"),
         ("epochs", "unknown corpus" if made.epochs is None else f"{made.epochs:,.1f}"),
         ("FLOPs per token", _short(made.flops_per_token)),
         ("time", f"{made.hours:,.1f} hours, {made.gpu_hours:,.1f} GPU hours"),
         (
             "memory per GPU",
-            f"{memory:,.1f} GB ({made.state_gigabytes:,.1f} state, {made.activation_gigabytes:,.1f} activations): {verdict}",
+            f"{memory:,.1f} GB ({made.state_gigabytes:,.1f} state, "
+            f"{made.activation_gigabytes:,.1f} activations): {verdict}",
         ),
         ("routed experts", f"{made.expert_share:.0%} of all FLOPs"),
         (
@@ -234,5 +265,7 @@ def _rows(made: Plan) -> list[tuple[str, str]]:
 def _short(number: float) -> str:
     for size, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
         if number >= size:
-            return f"{np.format_float_positional(number / size, 3, fractional=False, trim='-')} {name}"
+            return (
+                f"{np.format_float_positional(number / size, 3, fractional=False, trim='-')} {name}"
+            )
     return f"{number:,.0f}"

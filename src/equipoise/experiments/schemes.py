@@ -1,9 +1,10 @@
 """The schemes that are compared: the paper's four, and those it did not have.
 
-The paper's u were found for 100,000 steps of 262,144 tokens. A run of 300 steps at those u measures the step count and not the
-scheme (u/sqrt n with u = 1e-3 has then moved no shift by more than 0.035). So every scheme has beside the paper's u the one
-tuned for a preset, and a table shows both. For `tiny`, two seeds and five values each: the lowest validation imbalance
-among u whose validation loss is within 0.005 of the scheme's lowest (docs/experiments.md has the search and its limits).
+The paper's u were found for 100,000 steps of 262,144 tokens. A run of 300 steps at those u measures
+the step count and not the scheme (u/sqrt n with u = 1e-3 has then moved no shift by more than
+0.035). So every scheme has beside the paper's u the one tuned for a preset, and a table shows both.
+For `tiny`, two seeds and five values each: the lowest validation imbalance among u whose validation
+loss is within 0.005 of the scheme's lowest (docs/experiments.md has the search and its limits).
 """
 
 from __future__ import annotations
@@ -68,10 +69,28 @@ SCHEMES = (
         {"scope": "sequence"},
     ),
     Scheme(
-        "deepseek", "u/|L-A| (DeepSeek)", "deepseek", False, 1e-3, 3.65369, 0.08928, {"tiny": 1e-3, "paper-tiny": 1e-3}
+        "deepseek",
+        "u/|L-A| (DeepSeek)",
+        "deepseek",
+        False,
+        1e-3,
+        3.65369,
+        0.08928,
+        {"tiny": 1e-3, "paper-tiny": 1e-3},
     ),
-    Scheme("inverse", "u/n", "inverse", False, 1.0, 3.68228, 0.08893, {"tiny": 3.0, "paper-tiny": 1.0}),
-    Scheme("inverse_sqrt", "u/√n", "inverse_sqrt", False, 1e-3, 3.64642, 0.08961, {"tiny": 3e-1, "paper-tiny": 1e-1}),
+    Scheme(
+        "inverse", "u/n", "inverse", False, 1.0, 3.68228, 0.08893, {"tiny": 3.0, "paper-tiny": 1.0}
+    ),
+    Scheme(
+        "inverse_sqrt",
+        "u/√n",
+        "inverse_sqrt",
+        False,
+        1e-3,
+        3.64642,
+        0.08961,
+        {"tiny": 3e-1, "paper-tiny": 1e-1},
+    ),
     Scheme("quantile", "quantile", "quantile"),
     Scheme("curvature", "curvature", "curvature"),
     Scheme("curvature_ahead", "curvature, look-ahead", "curvature", True),
@@ -91,9 +110,11 @@ def chosen(names: Sequence[str] | None) -> tuple[Scheme, ...]:
 
 
 def configure(scheme: Scheme, name: str, **changes: Any) -> Config:
-    """A scheme's config. With the same changes all schemes start from the same weights and see the same batches.
+    """A scheme's config. With the same changes all schemes start from the same weights and see the
+    same batches.
 
-    All with one lane: not every scheme can have two, and their first losses shall be the same to the last digit.
+    All with one lane: not every scheme can have two, and their first losses shall be the same to
+    the last digit.
     """
     settings = {
         "balancer": scheme.balancer,

@@ -1,7 +1,9 @@
-"""Balancers for frameworks that count loads themselves and call one function to update their biases.
+"""Balancers for frameworks that count loads themselves and call one function to update their
+biases.
 
-Such a function sees loads and nothing else, so only rules that need nothing else can take its place: `deepseek`,
-`proportional`, `moonlight`, `smebu`, `inverse`, `inverse_sqrt`, `mirror`, `adagrad`, `none`.
+Such a function sees loads and nothing else, so only rules that need nothing else can take its
+place: `deepseek`, `proportional`, `moonlight`, `smebu`, `inverse`, `inverse_sqrt`, `mirror`,
+`adagrad`, `none`.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor
 
 from equipoise.balancing import Dual, balancer
-from equipoise.balancing.directions import Direction
+from equipoise.balancing.shift.directions import Direction
 from equipoise.routing import Tally
 
 
@@ -30,23 +32,31 @@ class ByLoads:
         self.layers: list[Dual] = []
         self._saved: list[dict[str, Tensor]] = []
         _make(
-            name, 2 * top_k, top_k, options if "target" not in options else {**options, "target": None}
+            name,
+            2 * top_k,
+            top_k,
+            options if "target" not in options else {**options, "target": None},
         )  # tell mistakes now
 
     @torch.no_grad()
     def update(self, loads: Tensor, biases: Tensor) -> Tensor:
-        """(L, E) loads of a whole step, over all ranks, and (L, E) biases -> the next biases, float32.
+        """(L, E) loads of a whole step, over all ranks, and (L, E) biases -> the next biases,
+        float32.
 
-        A bias that is not what was returned last was loaded or set by somebody: the shift continues from it.
+        A bias that is not what was returned last was loaded or set by somebody: the shift continues
+        from it.
         """
         if loads.shape != biases.shape or loads.dim() != 2:
             raise ValueError(
-                f"loads have shape {tuple(loads.shape)}, biases {tuple(biases.shape)}: both must be (layers, experts)"
+                f"loads have shape {tuple(loads.shape)}, biases {tuple(biases.shape)}: both must "
+                "be (layers, experts)"
             )
         if not self.layers:
             self._begin(len(loads), loads.shape[1], loads.device)
         if len(self.layers) != len(loads):
-            raise ValueError(f"{len(loads)} layers are updated, but the last time there were {len(self.layers)}")
+            raise ValueError(
+                f"{len(loads)} layers are updated, but the last time there were {len(self.layers)}"
+            )
         loads = loads.round().long()  # frameworks count in float32
         answer = torch.empty_like(biases, dtype=torch.float32)
         for layer, mine, bias, after in zip(self.layers, loads, biases, answer):
@@ -67,20 +77,29 @@ class ByLoads:
         """Taken over when the next update makes the balancers, or at once if they are there."""
         number = 1 + max((int(key.split(".")[0]) for key in state), default=-1)
         self._saved = [
-            {key.partition(".")[2]: value for key, value in state.items() if key.startswith(f"{place}.")}
+            {
+                key.partition(".")[2]: value
+                for key, value in state.items()
+                if key.startswith(f"{place}.")
+            }
             for place in range(number)
         ]
         if self.layers:
             self._restore()
 
     def _begin(self, layers: int, num_experts: int, device: torch.device) -> None:
-        self.layers = [_make(self.name, num_experts, self.top_k, self.options).to(device) for _ in range(layers)]
+        self.layers = [
+            _make(self.name, num_experts, self.top_k, self.options).to(device)
+            for _ in range(layers)
+        ]
         if self._saved:
             self._restore()
 
     def _restore(self) -> None:
         if len(self._saved) != len(self.layers):
-            raise ValueError(f"the saved state is of {len(self._saved)} layers, the model has {len(self.layers)}")
+            raise ValueError(
+                f"the saved state is of {len(self._saved)} layers, the model has {len(self.layers)}"
+            )
         for layer, state in zip(self.layers, self._saved):
             layer.load_state_dict(state)
         self._saved = []
@@ -88,8 +107,13 @@ class ByLoads:
 
 def _make(name: str, num_experts: int, top_k: int, options: dict[str, Any]) -> Dual:
     made = balancer(name, num_experts, top_k=top_k, **options)
-    if not isinstance(made, Dual) or made.penalties or type(made.direction).count is not Direction.count:
+    if (
+        not isinstance(made, Dual)
+        or made.penalties
+        or type(made.direction).count is not Direction.count
+    ):
         raise ValueError(
-            f"{name} needs more than loads, and this framework hands over nothing else: choose deepseek, moonlight ..."
+            f"{name} needs more than loads, and this framework hands over nothing else: choose "
+            "deepseek, moonlight ..."
         )
     return made

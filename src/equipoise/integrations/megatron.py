@@ -3,12 +3,14 @@
     from equipoise.integrations import megatron
     balancers = megatron.install("moonlight", top_k=8, update_rate=1e-3)        # before training; balancers.remove() undoes it
 
-Megatron counts tokens per expert in its router (moe_router_enable_expert_bias) and calls `get_updated_expert_bias` once per
-global batch, in finalize_model_grads. That function is replaced; counts are reduced over the same ranks as before.
-`update_rate` is the balancer's own: Megatron's moe_router_bias_update_rate is not looked at.
+Megatron counts tokens per expert in its router (moe_router_enable_expert_bias) and calls
+`get_updated_expert_bias` once per global batch, in finalize_model_grads. That function is replaced;
+counts are reduced over the same ranks as before. `update_rate` is the balancer's own: Megatron's
+moe_router_bias_update_rate is not looked at.
 
-Tried here with megatron-core 0.16.1: the function itself, on two gloo ranks, with real parallel groups. Not run: a training
-with Megatron's router, which needs a GPU. Megatron counts in float32: at most 16,777,216 tokens per expert and step.
+Tried here with megatron-core 0.16.1: the function itself, on two gloo ranks, with real parallel
+groups. Not run: a training with Megatron's router, which needs a GPU. Megatron counts in float32:
+at most 16,777,216 tokens per expert and step.
 """
 
 from __future__ import annotations
@@ -20,10 +22,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from equipoise.extras import require
 from equipoise.integrations.by_loads import ByLoads
+from equipoise.storage.optional import require
 
-_HOMES = ("megatron.core.distributed.finalize_model_grads", "megatron.core.transformer.moe.moe_utils")
+_HOMES = (
+    "megatron.core.distributed.finalize_model_grads",
+    "megatron.core.transformer.moe.moe_utils",
+)
 _NAME = "get_updated_expert_bias"
 
 
@@ -37,20 +42,35 @@ class Installed(ByLoads):
             module = require(home, extra="megatron")
             own = getattr(module, _NAME)
             if isinstance(getattr(own, "__self__", None), Installed):
-                raise ValueError("equipoise is installed in megatron-core already: call remove() on it first")
+                raise ValueError(
+                    "equipoise is installed in megatron-core already: call remove() on it first"
+                )
             self._own[home] = own
         for home in _HOMES:
             setattr(require(home, extra="megatron"), _NAME, self.get_updated_expert_bias)
 
     @torch.no_grad()
     def get_updated_expert_bias(
-        self, tokens_per_expert: Tensor, expert_bias: Tensor, expert_bias_update_rate: float, *args: Any, **kwargs: Any
+        self,
+        tokens_per_expert: Tensor,
+        expert_bias: Tensor,
+        expert_bias_update_rate: float,
+        *args: Any,
+        **kwargs: Any,
     ) -> Tensor:
         """Megatron's function: (layers, experts) counts of this rank and biases -> the next biases."""
-        groups = [value for value in (*args, *kwargs.values()) if isinstance(value, dist.ProcessGroup)]
+        groups = [
+            value for value in (*args, *kwargs.values()) if isinstance(value, dist.ProcessGroup)
+        ]
         state = require("megatron.core.parallel_state", extra="megatron")
-        group = groups[0] if groups else state.get_tensor_and_data_parallel_group(with_context_parallel=True)
-        dist.all_reduce(tokens_per_expert, group=group)  # in place, as Megatron does: its logging reads the sum
+        group = (
+            groups[0]
+            if groups
+            else state.get_tensor_and_data_parallel_group(with_context_parallel=True)
+        )
+        dist.all_reduce(
+            tokens_per_expert, group=group
+        )  # in place, as Megatron does: its logging reads the sum
         flat = tokens_per_expert.reshape(-1, tokens_per_expert.shape[-1])
         return self.update(flat, expert_bias.reshape(flat.shape)).view_as(expert_bias)
 

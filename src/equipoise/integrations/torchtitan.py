@@ -4,12 +4,14 @@
     register = load_balancing_hook("smebu")          # in place of torchtitan's register_moe_load_balancing_hook
     register(optimizers, model_parts, parallel_dims)
 
-It reads what torchtitan counts (`moe.tokens_per_expert_E`, in float32), halves it where a block recomputes, as torchtitan does,
-reduces it over the same meshes, updates one balancer per layer, writes `moe.expert_bias_E` and clears the counts. Buffers of
-older releases, without the `_E`, are read too. `register.balancers.state_dict()` is what a rule remembers, for your checkpoint.
+It reads what torchtitan counts (`moe.tokens_per_expert_E`, in float32), halves it where a block
+recomputes, as torchtitan does, reduces it over the same meshes, updates one balancer per layer,
+writes `moe.expert_bias_E` and clears the counts. Buffers of older releases, without the `_E`, are
+read too. `register.balancers.state_dict()` is what a rule remembers, for your checkpoint.
 
-Tested with the MoE layer of torchtitan 0.3.0 in one CPU process without triton (`make test-all` fetches it). Not run: meshes
-on several ranks, a torchtitan training, expert or tensor parallelism, DTensor buffers.
+Tested with the MoE layer of torchtitan 0.3.0 in one CPU process without triton (`make test-all`
+fetches it). Not run: meshes on several ranks, a torchtitan training, expert or tensor parallelism,
+DTensor buffers.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class load_balancing_hook:  # noqa: N801 - takes the place of a function
 
     Args:
         balancer: a name that needs only loads; "moonlight" is torchtitan's own rule.
-        **options: of the balancer. torchtitan's load_balance_coeff is the default of `update_rate` for "moonlight".
+        **options: of the balancer. torchtitan's load_balance_coeff is the default of `update_rate`
+         for "moonlight".
     """
 
     def __init__(self, balancer: str = "moonlight", **options: Any) -> None:
@@ -43,13 +46,16 @@ class load_balancing_hook:  # noqa: N801 - takes the place of a function
         without = [name for name, _, moe in layers if _buffer(moe, "expert_bias") is None]
         if without:
             raise ValueError(
-                f"these MoE layers have no expert bias: {', '.join(without)}. Set load_balance_coeff for all of them"
+                f"these MoE layers have no expert bias: {', '.join(without)}. Set "
+                "load_balance_coeff for all of them"
             )
         options = dict(self.options)
         if self.balancer == "moonlight":
             options.setdefault("update_rate", layers[0][2].load_balance_coeff)
         self.balancers = ByLoads(self.balancer, int(layers[0][2].router.top_k), **options)
-        optimizers.register_step_pre_hook(lambda *args, **kwargs: self._update(model_parts, parallel_dims))
+        optimizers.register_step_pre_hook(
+            lambda *args, **kwargs: self._update(model_parts, parallel_dims)
+        )
 
     @torch.no_grad()
     def _update(self, model_parts: list[nn.Module], parallel_dims: Any) -> None:
@@ -57,7 +63,10 @@ class load_balancing_hook:  # noqa: N801 - takes the place of a function
         layers = list(_moe_layers(model_parts))
         counts = [_local(_buffer(moe, "tokens_per_expert")) for _, _, moe in layers]
         loads = torch.stack(
-            [count // 2 if _recomputes(block) else count for (_, block, _), count in zip(layers, counts)]
+            [
+                count // 2 if _recomputes(block) else count
+                for (_, block, _), count in zip(layers, counts)
+            ]
         )
         _reduce(loads, parallel_dims)
         biases = [_local(_buffer(moe, "expert_bias")) for _, _, moe in layers]

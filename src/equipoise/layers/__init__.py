@@ -4,4 +4,13 @@ from equipoise.layers.experts import Experts, reference_experts
 from equipoise.layers.moe import MoE, MoEOutput, SwiGLU
 from equipoise.layers.router import Routed, Router, Sample
 
-__all__ = ["Experts", "MoE", "MoEOutput", "Routed", "Router", "Sample", "SwiGLU", "reference_experts"]
+__all__ = [
+    "Experts",
+    "MoE",
+    "MoEOutput",
+    "Routed",
+    "Router",
+    "Sample",
+    "SwiGLU",
+    "reference_experts",
+]

@@ -1,31 +1,37 @@
-"""The experts of a Mixture-of-Experts: E small SwiGLU networks, of which each token passes through K.
+"""The experts of a Mixture-of-Experts: E small SwiGLU networks, of which each token passes through
+K.
 
     out_t = sum_k gates_tk * W_down[e] (silu(W_gate[e] x_t) * W_up[e] x_t)          with e = experts_tk
 
-Nothing is dropped: whatever the router chose is computed, however full an expert gets. An expert index equal to E means "no
-expert": that choice is skipped and its gate gets no gradient.
+Nothing is dropped: whatever the router chose is computed, however full an expert gets. An expert
+index equal to E means "no expert": that choice is skipped and its gate gets no gradient.
 
-The work is matrix multiplication, and all else is overhead to be kept small. Choices are sorted by expert once, so that each
-expert multiplies one contiguous block. Three implementations differ in how the blocks are run:
+The work is matrix multiplication, and all else is overhead to be kept small. Choices are sorted by
+expert once, so that each expert multiplies one contiguous block. Three implementations differ in
+how the blocks are run:
 
     loop      block after block. Needs the blocks' sizes on the host, which makes a GPU wait.
     grouped   torch.nn.functional.grouped_mm over all blocks. The sizes stay on the device. Not in float64.
     padded    one batched multiplication, every block filled up with zeros to the fullest, which costs what imbalance costs.
 
-Each has the output and the gradients of `reference_experts`, which asks every expert about every token.
+Each has the output and the gradients of `reference_experts`, which asks every expert about every
+token.
 
-What "auto" takes. On the CPU, loop: forward and backward it was at least as fast as the others at all sizes measured, from
-16 to 8,192 tokens and 8 to 128 experts, and 1.3 times as fast as grouped at the largest. Elsewhere, grouped where its rule
-of alignment (rows of whole 16 bytes) allows it, and loop otherwise: that is how others do it on GPUs, and has not been
-measured, since no GPU was at hand.
+What "auto" takes. On the CPU, loop: forward and backward it was at least as fast as the others at
+all sizes measured, from 16 to 8,192 tokens and 8 to 128 experts, and 1.3 times as fast as grouped
+at the largest. Elsewhere, grouped where its rule of alignment (rows of whole 16 bytes) allows it,
+and loop otherwise: that is how others do it on GPUs, and has not been measured, since no GPU was at
+hand.
 
-How loop is fast. Plain autograd spends a third of its time outside the multiplications, most of that on the page faults of
-fresh tensors with T*K rows; and if it runs a Python loop, each `weight[e]` brings a gradient as large as the whole
-stack. So one autograd function walks over the blocks itself. Rows are gathered, used and summed back a few thousand at a
-time, while they are in cache. Weight gradients are multiplied right into their place. The gate is multiplied in before W_down,
-where rows are F wide and not D. Only W_gate x and W_up x are kept for backward.
+How loop is fast. Plain autograd spends a third of its time outside the multiplications, most of
+that on the page faults of fresh tensors with T*K rows; and if it runs a Python loop, each
+`weight[e]` brings a gradient as large as the whole stack. So one autograd function walks over the
+blocks itself. Rows are gathered, used and summed back a few thousand at a time, while they are in
+cache. Weight gradients are multiplied right into their place. The gate is multiplied in before
+W_down, where rows are F wide and not D. Only W_gate x and W_up x are kept for backward.
 
-Shapes: T tokens, E experts, K choices, D hidden size, F expert size, S = T*K choices in all, N rows at a time.
+Shapes: T tokens, E experts, K choices, D hidden size, F expert size, S = T*K choices in all, N rows
+    at a time.
 """
 
 from __future__ import annotations
@@ -44,8 +50,9 @@ Run = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]
 class Experts(nn.Module):
     """E SwiGLU experts with stacked weights.
 
-    `gate_up` (E, 2F, D) holds W_gate above W_up, so that one multiplication does both, and `down` is (E, D, F): the layout of
-    transformers' gate_up_proj and down_proj. The transposed layouts were measured to be within 2% of it.
+    `gate_up` (E, 2F, D) holds W_gate above W_up, so that one multiplication does both, and `down`
+    is (E, D, F): the layout of transformers' gate_up_proj and down_proj. The transposed layouts
+    were measured to be within 2% of it.
 
     Args:
         num_experts: E.
@@ -56,7 +63,8 @@ class Experts(nn.Module):
 
     Example:
         >>> layer = Experts(4, 8, 16)
-        >>> layer(torch.randn(3, 8), torch.tensor([[0, 1], [2, 4], [4, 4]]), torch.ones(3, 2))[2].count_nonzero().item()
+        >>> experts = torch.tensor([[0, 1], [2, 4], [4, 4]])
+        >>> layer(torch.randn(3, 8), experts, torch.ones(3, 2))[2].count_nonzero().item()
         0
     """
 
@@ -71,7 +79,9 @@ class Experts(nn.Module):
     ) -> None:
         super().__init__()
         if implementation != "auto" and implementation not in IMPLEMENTATIONS:
-            raise ValueError(f"implementation must be auto, {', '.join(IMPLEMENTATIONS)}, not {implementation!r}")
+            raise ValueError(
+                f"implementation must be auto, {', '.join(IMPLEMENTATIONS)}, not {implementation!r}"
+            )
         self.implementation = implementation
         self.init_std = init_std
         self.gate_up = nn.Parameter(torch.empty(num_experts, 2 * expert_size, hidden_size))
@@ -82,16 +92,22 @@ class Experts(nn.Module):
         nn.init.normal_(self.gate_up, std=self.init_std)
         nn.init.normal_(self.down, std=self.init_std)
 
-    def forward(self, hidden: Tensor, experts: Tensor, gates: Tensor, onto: Tensor | None = None) -> Tensor:
-        """(T, D) from hidden (T, D), experts (T, K) int64 and gates (T, K), as `route` returns them.
+    def forward(
+        self, hidden: Tensor, experts: Tensor, gates: Tensor, onto: Tensor | None = None
+    ) -> Tensor:
+        """(T, D) from hidden (T, D), experts (T, K) int64 and gates (T, K), as `route` returns
+        them.
 
-        Under autocast everything is cast as nn.Linear casts it. Gates may be more precise than hidden. The result is added to
-        `onto` (T, D) if given, whose memory may be used for it: saves a pass where shared experts have something to add to.
+        Under autocast everything is cast as nn.Linear casts it. Gates may be more precise than
+        hidden. The result is added to `onto` (T, D) if given, whose memory may be used for it:
+        saves a pass where shared experts have something to add to.
         """
         _check(self, hidden, experts, gates)
         device = hidden.device.type
         hidden, gate_up, down = _cast_by_autocast(device, hidden, self.gate_up, self.down)
-        run = IMPLEMENTATIONS[_fastest(hidden, down) if self.implementation == "auto" else self.implementation]
+        run = IMPLEMENTATIONS[
+            _fastest(hidden, down) if self.implementation == "auto" else self.implementation
+        ]
         with torch.autocast(device, enabled=False):
             return run(hidden, experts, gates, gate_up, down, onto)
 
@@ -100,7 +116,9 @@ class Experts(nn.Module):
         return f"{E}, {D}, {width}, implementation={self.implementation!r}"
 
 
-def reference_experts(hidden: Tensor, experts: Tensor, gates: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def reference_experts(
+    hidden: Tensor, experts: Tensor, gates: Tensor, gate_up: Tensor, down: Tensor
+) -> Tensor:
     """The slow twin: every expert computes every token, and the gates of those not chosen are 0."""
     T, E = len(hidden), len(down)
     gates_TE = gates.new_zeros(T, E + 1).scatter_add(1, experts, gates)[:, :E]
@@ -108,21 +126,33 @@ def reference_experts(hidden: Tensor, experts: Tensor, gates: Tensor, gate_up: T
     return torch.einsum("te,tef,edf->td", gates_TE.to(hidden.dtype), F.silu(gate) * up, down)
 
 
-# -- loop: block after block -------------------------------------------------------------------------------------------
+# -- loop: block after block
+#  -------------------------------------------------------------------------------------------
 
 ROWS = 2048
-"""Blocks of neighbouring experts are gathered, activated and summed back together up to this many rows: fewer, and the
-overhead of each call shows in small layers; more, and the rows of large ones leave the cache."""
+"""Blocks of neighbouring experts are gathered, activated and summed back together up to this many
+rows: fewer, and the overhead of each call shows in small layers; more, and the rows of large ones
+leave the cache.
+"""
 
 
 @torch.compiler.disable  # the sizes of blocks are read on the host, which breaks a graph anyway
 def _loop(
-    hidden: Tensor, experts: Tensor, gates: Tensor, gate_up: Tensor, down: Tensor, onto: Tensor | None = None
+    hidden: Tensor,
+    experts: Tensor,
+    gates: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    onto: Tensor | None = None,
 ) -> Tensor:
     order, counts = _sort_on_host(experts, len(down))
     sorted_gates = gates.flatten().index_select(0, order)
-    keep = torch.is_grad_enabled() and any(each.requires_grad for each in (hidden, gates, gate_up, down))
-    return _Loop.apply(hidden, sorted_gates, gate_up, down, onto, order // experts.shape[1], counts, keep)
+    keep = torch.is_grad_enabled() and any(
+        each.requires_grad for each in (hidden, gates, gate_up, down)
+    )
+    return _Loop.apply(
+        hidden, sorted_gates, gate_up, down, onto, order // experts.shape[1], counts, keep
+    )
 
 
 class _Loop(torch.autograd.Function):
@@ -140,7 +170,11 @@ class _Loop(torch.autograd.Function):
         counts: list[int],
         keep: bool,
     ) -> Tensor:
-        out = torch.zeros_like(hidden, dtype=_sum_dtype(hidden)) if onto is None else onto.to(_sum_dtype(hidden))
+        out = (
+            torch.zeros_like(hidden, dtype=_sum_dtype(hidden))
+            if onto is None
+            else onto.to(_sum_dtype(hidden))
+        )
         if out is onto:
             ctx.mark_dirty(onto)
         kept = []
@@ -178,7 +212,9 @@ def _loop_backward(
     tokens: Tensor,
     *kept: Tensor,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of hidden, gates, gate_up and down. Of the large ones only those wanted are multiplied out."""
+    """Gradients of hidden, gates, gate_up and down. Of the large ones only those wanted are
+    multiplied out.
+    """
     d_hidden = torch.zeros_like(hidden, dtype=_sum_dtype(hidden)) if wanted[0] else None
     d_gates = torch.zeros_like(gates)
     d_gate_up = torch.empty_like(gate_up) if wanted[2] else None
@@ -192,7 +228,11 @@ def _loop_backward(
         if d_down is not None:
             _multiply(d_y.T.split(sizes, 1), act.split(sizes), d_down[e])
         if d_gate_up is not None:
-            _multiply(d_inner.T.split(sizes, 1), hidden.index_select(0, tokens[n]).split(sizes), d_gate_up[e])
+            _multiply(
+                d_inner.T.split(sizes, 1),
+                hidden.index_select(0, tokens[n]).split(sizes),
+                d_gate_up[e],
+            )
         if d_hidden is not None:
             d_x = d_y  # which has served
             _multiply(d_inner.split(sizes), gate_up[e], d_x.split(sizes))
@@ -200,11 +240,15 @@ def _loop_backward(
     return None if d_hidden is None else d_hidden.to(hidden.dtype), d_gates, d_gate_up, d_down
 
 
-def _swiglu_backward(inner: Tensor, d_act: Tensor, gates: Tensor, d_gates: Tensor) -> tuple[Tensor, Tensor]:
-    """The gated activation (N, F) once more, and the gradient of inner (N, 2F). Writes d_gates (N) and uses up d_act.
+def _swiglu_backward(
+    inner: Tensor, d_act: Tensor, gates: Tensor, d_gates: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gated activation (N, F) once more, and the gradient of inner (N, 2F). Writes d_gates (N)
+    and uses up d_act.
 
-    d_act (N, F) has the gate not yet in it, so that its product with the bare activation is the gate's own gradient: a sum
-    over F numbers, where the outputs would need D. Written out, since torch's own silu_backward takes twice as long.
+    d_act (N, F) has the gate not yet in it, so that its product with the bare activation is the
+    gate's own gradient: a sum over F numbers, where the outputs would need D. Written out, since
+    torch's own silu_backward takes twice as long.
     """
     (gate, up), d_inner = inner.chunk(2, dim=1), torch.empty_like(inner)
     d_gate, d_up = d_inner.chunk(2, dim=1)
@@ -214,20 +258,26 @@ def _swiglu_backward(inner: Tensor, d_act: Tensor, gates: Tensor, d_gates: Tenso
     torch.sum(d_act * act, 1, dtype=d_gates.dtype, out=d_gates)
     d_act.mul_(gates.unsqueeze(1))
     torch.mul(d_act, silu, out=d_up)
-    slope = torch.addcmul(sigmoid, silu, 1 - sigmoid)  # of silu; silu + sigmoid * (1 - silu) would cancel in bf16
+    slope = torch.addcmul(
+        sigmoid, silu, 1 - sigmoid
+    )  # of silu; silu + sigmoid * (1 - silu) would cancel in bf16
     torch.mul(d_act.mul_(up), slope, out=d_gate)
     return act.mul_(gates.unsqueeze(1)), d_inner
 
 
 def _multiply(lefts: Iterable[Tensor], rights: Iterable[Tensor], outs: Iterable[Tensor]) -> None:
-    """One product per expert. An idle expert's weight gradient is an empty sum, which torch.mm makes 0."""
+    """One product per expert. An idle expert's weight gradient is an empty sum, which torch.mm
+    makes 0.
+    """
     for left, right, out in zip(lefts, rights, outs, strict=True):
         if out.numel():
             torch.mm(left, right, out=out)
 
 
 def _runs(counts: list[int]) -> Iterator[tuple[slice, slice, list[int]]]:
-    """Neighbouring experts with at most ROWS rows together, or one with more: the experts, their rows, rows of each."""
+    """Neighbouring experts with at most ROWS rows together, or one with more: the experts, their
+    rows, rows of each.
+    """
     first, start, size = 0, 0, 0
     for e, count in enumerate(counts):
         if size and size + count > ROWS:
@@ -237,23 +287,37 @@ def _runs(counts: list[int]) -> Iterator[tuple[slice, slice, list[int]]]:
     yield slice(first, len(counts)), slice(start, start + size), counts[first:]
 
 
-# -- grouped: all blocks in one call -----------------------------------------------------------------------------------
+# -- grouped: all blocks in one call
+#  -----------------------------------------------------------------------------------
 
 
 def _grouped(
-    hidden: Tensor, experts: Tensor, gates: Tensor, gate_up: Tensor, down: Tensor, onto: Tensor | None = None
+    hidden: Tensor,
+    experts: Tensor,
+    gates: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    onto: Tensor | None = None,
 ) -> Tensor:
     # inductor knows grouped_mm in bf16 only
     unknown = torch.compiler.is_compiling() and hidden.dtype != torch.bfloat16
-    out = (_grouped_uncompiled if unknown else _grouped_anyhow)(hidden, experts, gates, gate_up, down)
+    out = (_grouped_uncompiled if unknown else _grouped_anyhow)(
+        hidden, experts, gates, gate_up, down
+    )
     return out if onto is None else onto + out
 
 
-def _grouped_anyhow(hidden: Tensor, experts: Tensor, gates: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """Rows behind the last block are left as they were found in memory by grouped_mm, so _collect masks them."""
+def _grouped_anyhow(
+    hidden: Tensor, experts: Tensor, gates: Tensor, gate_up: Tensor, down: Tensor
+) -> Tensor:
+    """Rows behind the last block are left as they were found in memory by grouped_mm, so _collect
+    masks them.
+    """
     nobody = experts == len(down)
     chosen, order = experts.flatten().sort(stable=True)
-    ends = torch.searchsorted(chosen, torch.arange(len(down), device=chosen.device), right=True, out_int32=True)
+    ends = torch.searchsorted(
+        chosen, torch.arange(len(down), device=chosen.device), right=True, out_int32=True
+    )
     way = _Way(order, order.argsort(), nobody)
     gates = gates.masked_fill(nobody, 0).flatten().index_select(0, order)
 
@@ -278,7 +342,9 @@ class _Way(NamedTuple):
 
 
 class _Spread(torch.autograd.Function):
-    """hidden (T, D) to sorted rows (S, D). Its transpose is _Collect, without the atomics of index_add's."""
+    """hidden (T, D) to sorted rows (S, D). Its transpose is _Collect, without the atomics of
+    index_add's.
+    """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, order: Tensor, place: Tensor, nobody: Tensor) -> Tensor:
@@ -304,40 +370,55 @@ class _Collect(torch.autograd.Function):
         return _Spread.apply(grad, *ctx.saved_tensors), None, None, None
 
 
-# -- padded: every block filled up to the fullest ----------------------------------------------------------------------
+# -- padded: every block filled up to the fullest
+#  ----------------------------------------------------------------------
 
 
 @torch.compiler.disable
 def _padded(
-    hidden: Tensor, experts: Tensor, gates: Tensor, gate_up: Tensor, down: Tensor, onto: Tensor | None = None
+    hidden: Tensor,
+    experts: Tensor,
+    gates: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    onto: Tensor | None = None,
 ) -> Tensor:
     (E, D, _), sum_dtype = down.shape, _sum_dtype(hidden)
     order, counts = _sort_on_host(experts, E)
     order, fullest = order[: sum(counts)], max(counts)
     tokens, gates = order // experts.shape[1], gates.flatten().index_select(0, order)
-    slots = torch.cat([torch.arange(count, device=order.device) + e * fullest for e, count in enumerate(counts)])
+    slots = torch.cat(
+        [torch.arange(count, device=order.device) + e * fullest for e, count in enumerate(counts)]
+    )
 
     x = hidden.new_zeros(E * fullest, D).index_copy(0, slots, hidden.index_select(0, tokens))
     gate, up = torch.bmm(x.view(E, fullest, D), gate_up.mT).chunk(2, dim=-1)
-    y = torch.bmm(F.silu(gate) * up, down.mT).view(-1, D).index_select(0, slots) * gates.unsqueeze(1)
+    y = torch.bmm(F.silu(gate) * up, down.mT).view(-1, D).index_select(0, slots) * gates.unsqueeze(
+        1
+    )
     start = torch.zeros_like(hidden, dtype=sum_dtype) if onto is None else onto.to(sum_dtype)
     return start.index_add(0, tokens, y.to(sum_dtype)).to(hidden.dtype)
 
 
-# -- what they share ---------------------------------------------------------------------------------------------------
+# -- what they share
+#  ---------------------------------------------------------------------------------------------------
 
 IMPLEMENTATIONS: dict[str, Run] = {"loop": _loop, "grouped": _grouped, "padded": _padded}
 
 
 def _fastest(hidden: Tensor, down: Tensor) -> str:
     """What "auto" means for these tensors: see the top of the file."""
-    known = hidden.dtype in (torch.bfloat16, torch.float16, torch.float32) and hasattr(F, "grouped_mm")
+    known = hidden.dtype in (torch.bfloat16, torch.float16, torch.float32) and hasattr(
+        F, "grouped_mm"
+    )
     aligned = all(size * hidden.element_size() % 16 == 0 for size in down.shape[1:])
     return "grouped" if hidden.device.type != "cpu" and known and aligned else "loop"
 
 
 def _sort_on_host(experts: Tensor, num_experts: int) -> tuple[Tensor, list[int]]:
-    """The choices t*K + k in the order of their experts (S,), and how many each expert has. Those without come last."""
+    """The choices t*K + k in the order of their experts (S,), and how many each expert has. Those
+    without come last.
+    """
     chosen = experts.flatten()
     counts = torch.bincount(chosen, minlength=num_experts + 1).tolist()
     if len(counts) > num_experts + 1:
@@ -354,7 +435,9 @@ def _sum_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def _cast_by_autocast(device: str, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """What autocast does to the arguments of a matrix multiplication; our own function it would not know."""
+    """What autocast does to the arguments of a matrix multiplication; our own function it would not
+    know.
+    """
     if not torch.is_autocast_enabled(device):
         return tensors
     return tuple(tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors)
@@ -363,10 +446,17 @@ def _cast_by_autocast(device: str, *tensors: Tensor) -> tuple[Tensor, ...]:
 def _check(layer: Experts, hidden: Tensor, experts: Tensor, gates: Tensor) -> None:
     D = layer.down.shape[1]
     if hidden.dim() != 2 or hidden.shape[1] != D:
-        raise ValueError(f"hidden must be (tokens, {D}), not {tuple(hidden.shape)}: flatten leading dimensions first")
+        raise ValueError(
+            f"hidden must be (tokens, {D}), not {tuple(hidden.shape)}: flatten leading "
+            "dimensions first"
+        )
     if experts.shape != gates.shape or experts.dim() != 2 or len(experts) != len(hidden):
         raise ValueError(
-            f"experts {tuple(experts.shape)} and gates {tuple(gates.shape)} must both be ({len(hidden)} tokens, choices)"
+            f"experts {tuple(experts.shape)} and gates {tuple(gates.shape)} must both be "
+            f"({len(hidden)} tokens, choices)"
         )
     if hidden.dtype != layer.down.dtype and not torch.is_autocast_enabled(hidden.device.type):
-        raise TypeError(f"hidden is {hidden.dtype}, the weights are {layer.down.dtype}: convert one, or use autocast")
+        raise TypeError(
+            f"hidden is {hidden.dtype}, the weights are {layer.down.dtype}: convert one, or use "
+            "autocast"
+        )

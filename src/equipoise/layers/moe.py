@@ -1,7 +1,7 @@
 """MoE: router, routed experts and shared experts, as one layer.
 
-The forward is pure: it returns its tally and counts nothing on the side. A training loop adds tallies up and updates the
-balancer after the optimizer's step:
+The forward is pure: it returns its tally and counts nothing on the side. A training loop adds
+tallies up and updates the balancer after the optimizer's step:
 
     output, routing, tally, penalty, _ = layer(hidden)
     loss = loss + penalty
@@ -23,7 +23,9 @@ from equipoise.routing import Groups, Routing, Tally
 
 
 class MoEOutput(NamedTuple):
-    """What a layer returns. Under reentrant checkpointing it comes back as a plain tuple in this order."""
+    """What a layer returns. Under reentrant checkpointing it comes back as a plain tuple in this
+    order.
+    """
 
     output: Tensor
     routing: Routing
@@ -89,11 +91,19 @@ class MoE(nn.Module):
             look_ahead=look_ahead,
             init_std=init_std,
         )
-        self.experts = Experts(num_experts, hidden_size, expert_size, implementation=implementation, init_std=init_std)
-        self.shared = SwiGLU(hidden_size, shared_experts * expert_size, init_std) if shared_experts else None
+        self.experts = Experts(
+            num_experts, hidden_size, expert_size, implementation=implementation, init_std=init_std
+        )
+        self.shared = (
+            SwiGLU(hidden_size, shared_experts * expert_size, init_std) if shared_experts else None
+        )
 
-    def forward(self, hidden: Tensor, mask: Tensor | None = None, sequences: Tensor | None = None) -> MoEOutput:
-        """Transform hidden (..., D). mask (...) is True where a token is padding: it is transformed, but not counted."""
+    def forward(
+        self, hidden: Tensor, mask: Tensor | None = None, sequences: Tensor | None = None
+    ) -> MoEOutput:
+        """Transform hidden (..., D). mask (...) is True where a token is padding: it is
+        transformed, but not counted.
+        """
         routing, tally, penalty, sample = self.router(hidden, mask, sequences)
         flat = hidden.flatten(0, -2)
         shared = None if self.shared is None else self.shared(flat)
@@ -106,7 +116,8 @@ def _sized(chosen: str | Balancer, num_experts: int, top_k: int) -> Balancer:
         return balancer(chosen, num_experts, top_k=top_k)
     if (chosen.num_experts, chosen.top_k) != (num_experts, top_k):
         raise ValueError(
-            f"the balancer is for top {chosen.top_k} of {chosen.num_experts} experts, the layer for top {top_k} of "
+            f"the balancer is for top {chosen.top_k} of {chosen.num_experts} experts, the layer "
+            f"for top {top_k} of "
             f"{num_experts}"
         )
     return chosen

@@ -4,16 +4,18 @@
     scores = softmax(logits)            or sigmoid, sqrt_softplus
     routing = balancer.route(scores)
 
-**Looking ahead.** Every rule sets the shift for the next batch from the scores of the last one; but between the two the
-optimizer moves the router's weights, and early in training that moves the experts' common scores further than tokens differ.
-With `look_ahead=N`, a forward in training also returns a sample of at most N of the router's inputs. After the optimizer's step
+**Looking ahead.** Every rule sets the shift for the next batch from the scores of the last one; but
+between the two the optimizer moves the router's weights, and early in training that moves the
+experts' common scores further than tokens differ. With `look_ahead=N`, a forward in training also
+returns a sample of at most N of the router's inputs. After the optimizer's step
 
     optimizer.step()
     balancer.update(router.fresh_tally(sample))         instead of balancer.update(tally)
 
-scores the sample with the weights as they now are: one small matrix product and no second forward. Samples of micro-batches add
-up like tallies, and fresh tallies are reduced over ranks like others. It costs N * hidden_size numbers of memory per layer and
-micro-batch. What it does not see is that the layers below have moved too.
+scores the sample with the weights as they now are: one small matrix product and no second forward.
+Samples of micro-batches add up like tallies, and fresh tallies are reduced over ranks like others.
+It costs N * hidden_size numbers of memory per layer and micro-batch. What it does not see is that
+the layers below have moved too.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ class Sample:
             return self  # the start of sum()
         if not isinstance(other, Sample):
             return NotImplemented
-        return Sample(torch.cat((self.hidden, other.hidden)), torch.cat((self.padding, other.padding)))
+        return Sample(
+            torch.cat((self.hidden, other.hidden)), torch.cat((self.padding, other.padding))
+        )
 
     __radd__ = __add__
 
@@ -55,7 +59,9 @@ class Routed(NamedTuple):
     tally: Tally
     penalty: Tensor
     sample: Sample | None
-    """inputs to score again after the optimizer's step; None unless looking ahead, and in evaluation"""
+    """inputs to score again after the optimizer's step; None unless looking ahead, and in
+    evaluation
+    """
 
 
 class Router(nn.Module):
@@ -97,18 +103,26 @@ class Router(nn.Module):
         self.weight = nn.Parameter(torch.empty(balancer.num_experts, hidden_size))
         nn.init.normal_(self.weight, std=init_std)
 
-    def forward(self, hidden: Tensor, mask: Tensor | None = None, sequences: Tensor | None = None) -> Routed:
-        """Route hidden (..., D). mask (...) is True where a token is padding; sequences (...) names each token's sequence."""
+    def forward(
+        self, hidden: Tensor, mask: Tensor | None = None, sequences: Tensor | None = None
+    ) -> Routed:
+        """Route hidden (..., D). mask (...) is True where a token is padding; sequences (...) names
+        each token's sequence.
+        """
         logits = self._logits(hidden, self.weight)
         scores = score_function(self.score)(logits)
         routing = self._route(scores, mask)
         tally = self.balancer.tally(scores, routing)
         penalty = self.balancer.penalty(scores, routing, logits, sequences)
-        return Routed(routing, tally, penalty, self._sample(hidden, mask) if self.training else None)
+        return Routed(
+            routing, tally, penalty, self._sample(hidden, mask) if self.training else None
+        )
 
     @torch.no_grad()
     def fresh_tally(self, sample: Sample) -> Tally:
-        """The tally of a sample's tokens under the weights as they are now. Under FSDP2 every rank must call it."""
+        """The tally of a sample's tokens under the weights as they are now. Under FSDP2 every rank
+        must call it.
+        """
         weight = self.weight
         if hasattr(weight, "full_tensor"):  # FSDP2 holds a shard of it outside of forward
             weight = weight.full_tensor()
@@ -121,15 +135,23 @@ class Router(nn.Module):
         )
 
     def _logits(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        with torch.autocast(hidden.device.type, enabled=False):  # autocast would choose experts in bf16
+        with torch.autocast(
+            hidden.device.type, enabled=False
+        ):  # autocast would choose experts in bf16
             return F.linear(hidden.float(), weight.float())
 
     def _sample(self, hidden: Tensor, mask: Tensor | None) -> Sample | None:
         if self.look_ahead == 0:
             return None
         flat = hidden.detach().flatten(0, -2)
-        every = slice(None, None, max(1, -(-len(flat) // self.look_ahead)))  # evenly over the batch, at most look_ahead
-        padding = torch.zeros(len(flat), dtype=torch.bool, device=flat.device) if mask is None else mask.flatten()
+        every = slice(
+            None, None, max(1, -(-len(flat) // self.look_ahead))
+        )  # evenly over the batch, at most look_ahead
+        padding = (
+            torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
+            if mask is None
+            else mask.flatten()
+        )
         return Sample(flat[every].clone(), padding[every].clone())
 
     def extra_repr(self) -> str:

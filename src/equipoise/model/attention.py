@@ -1,8 +1,9 @@
 """Causal multi-head attention with rotary positions.
 
-Rotary positions (Su et al. 2021): numbers 2j and 2j + 1 of a head of d numbers are turned, at position s, by the angle
-s * base^(-2j/d). So a query and a key meet at an angle that depends only on how far apart they are. (transformers pairs j with
-j + d/2 instead: the same model with the rows of each head's weights in another order.)
+Rotary positions (Su et al. 2021): numbers 2j and 2j + 1 of a head of d numbers are turned, at
+position s, by the angle s * base^(-2j/d). So a query and a key meet at an angle that depends only
+on how far apart they are. (transformers pairs j with j + d/2 instead: the same model with the rows
+of each head's weights in another order.)
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class Rotary(nn.Module):
         self.cos, self.sin = self._angles(self.cos.device)
 
     def forward(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (B, S, H, d) from all three together (B, S, 3, H, d); the first two turned."""
+        """Queries, keys and values (B, S, H, d) from all three together (B, S, 3, H, d); the first
+        two turned.
+        """
         S = qkv.shape[1]
         cos, sin = self.cos[:S].float(), self.sin[:S].float()
         if qkv.device.type == "cpu" and not torch.compiler.is_compiling():
@@ -43,9 +46,12 @@ class Rotary(nn.Module):
         return turn(qkv, cos, sin)
 
     def _angles(self, device: torch.device | None) -> tuple[Tensor, Tensor]:
-        pairs = torch.arange(0, self.head_size, 2, dtype=torch.float32, device=device) / self.head_size
+        pairs = (
+            torch.arange(0, self.head_size, 2, dtype=torch.float32, device=device) / self.head_size
+        )
         angles = torch.outer(
-            torch.arange(self.sequence_length, dtype=torch.float32, device=device), 1.0 / self.base**pairs
+            torch.arange(self.sequence_length, dtype=torch.float32, device=device),
+            1.0 / self.base**pairs,
         )
         return angles.cos(), angles.sin()
 
@@ -57,20 +63,30 @@ def turn(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
     def turned(heads: Tensor) -> Tensor:
         one, other = _precise(heads).unflatten(-1, (-1, 2)).unbind(-1)
-        return torch.stack((one * cos - other * sin, other * cos + one * sin), dim=-1).flatten(-2).to(heads.dtype)
+        return (
+            torch.stack((one * cos - other * sin, other * cos + one * sin), dim=-1)
+            .flatten(-2)
+            .to(heads.dtype)
+        )
 
     return turned(query), turned(key), value
 
 
 class _TurnComplex(torch.autograd.Function):
-    """The fastest way on the CPU, and one torch.compile does not know: a pair is a complex number, and turning it a product
-    with e^(i angle). Its gradient is turned back, so nothing needs to be kept, and the three gradients are written where the
-    layer below wants them. Values are multiplied by 1: one pass over everything beats a pass over two thirds and a copy."""
+    """The fastest way on the CPU, and one torch.compile does not know: a pair is a complex number,
+    and turning it a product with e^(i angle). Its gradient is turned back, so nothing needs to be
+    kept, and the three gradients are written where the layer below wants them. Values are
+    multiplied by 1: one pass over everything beats a pass over two thirds and a copy.
+    """
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, turns: Tensor) -> tuple[Tensor, ...]:
-        ctx.turns = turns = turns.unsqueeze(1).expand(-1, qkv.shape[3], -1).contiguous()  # S, H, d/2
-        factors = torch.stack((turns, turns, torch.ones_like(turns)), dim=1)  # S, 3, H, d/2: as qkv lies in memory
+        ctx.turns = turns = (
+            turns.unsqueeze(1).expand(-1, qkv.shape[3], -1).contiguous()
+        )  # S, H, d/2
+        factors = torch.stack(
+            (turns, turns, torch.ones_like(turns)), dim=1
+        )  # S, 3, H, d/2: as qkv lies in memory
         return torch.view_as_real(_pairs(qkv) * factors).flatten(-2).to(qkv.dtype).unbind(2)
 
     @staticmethod

@@ -1,8 +1,8 @@
 """ModelConfig: the numbers that make a DeepSeekMoE, and the named sizes.
 
-The paper (section 3.1) takes its sizes from Wang et al. 2024, table 5, and its vocabulary from GPT-2. What neither states and
-is chosen here: the width of the dense layer (that of all experts a token passes through), rotary positions with base 10,000,
-and an output matrix of its own.
+The paper (section 3.1) takes its sizes from Wang et al. 2024, table 5, and its vocabulary from
+GPT-2. What neither states and is chosen here: the width of the dense layer (that of all experts a
+token passes through), rotary positions with base 10,000, and an output matrix of its own.
 """
 
 from __future__ import annotations
@@ -60,22 +60,32 @@ class ModelConfig:
             "top_k",
             "expert_size",
         ):
-            _require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}")
+            _require(
+                getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}"
+            )
         for name in ("init_std", "rotary_base"):
             value = getattr(self, name)
             _require(0 < value < math.inf, f"{name} must be positive and finite, not {value}")
         epsilon = self.norm_epsilon
-        _require(0 <= epsilon < math.inf, f"norm_epsilon must be finite and not negative, but is {epsilon}")
+        _require(
+            0 <= epsilon < math.inf,
+            f"norm_epsilon must be finite and not negative, but is {epsilon}",
+        )
         for name in ("dense_layers", "moe_layers", "shared_experts"):
-            _require(getattr(self, name) >= 0, f"{name} must not be negative, but is {getattr(self, name)}")
+            _require(
+                getattr(self, name) >= 0,
+                f"{name} must not be negative, but is {getattr(self, name)}",
+            )
         _require(self.dense_layers + self.moe_layers > 0, "a model needs at least one layer")
         _require(
             self.hidden_size % (2 * self.num_heads) == 0,
-            f"hidden_size = {self.hidden_size} does not divide into {self.num_heads} heads of an even number (rotary "
+            f"hidden_size = {self.hidden_size} does not divide into {self.num_heads} heads of an "
+            "even number (rotary "
             "positions turn pairs)",
         )
         _require(
-            self.top_k <= self.num_experts, f"top_k = {self.top_k} of num_experts = {self.num_experts} is impossible"
+            self.top_k <= self.num_experts,
+            f"top_k = {self.top_k} of num_experts = {self.num_experts} is impossible",
         )
         score_function(self.score)  # a wrong name is told here
 
@@ -94,8 +104,8 @@ def _require(true: bool, message: str) -> None:
         raise ValueError(message)
 
 
-# For the demonstration: seconds on two cores. Weights start wider than in the paper, since a narrow model that starts at 0.006
-# spends its few hundred steps leaving the origin.
+# For the demonstration: seconds on two cores. Weights start wider than in the paper, since a narrow
+# model that starts at 0.006 spends its few hundred steps leaving the origin.
 TINY = ModelConfig(
     vocab_size=4096,
     sequence_length=128,
@@ -143,7 +153,8 @@ DEEPSEEKMOE_1B = ModelConfig(
     shared_experts=2,
     expert_size=512,
 )
-# Wang et al. have experts of 853 = 1280 * 2/3; 856 is the next multiple of 8, which grouped multiplications ask for.
+# Wang et al. have experts of 853 = 1280 * 2/3; 856 is the next multiple of 8, which grouped
+# multiplications ask for.
 DEEPSEEKMOE_3B = ModelConfig(
     vocab_size=GPT2_VOCABULARY,
     sequence_length=4096,

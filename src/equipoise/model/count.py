@@ -32,7 +32,10 @@ def count_parameters(config: ModelConfig) -> Parameters:
         model = DeepSeekMoE(config, balancer=_on_the_cpu)
     total = sum(each.numel() for each in model.parameters())
     routed = sum(
-        each.numel() for layer in model.modules() if isinstance(layer, MoE) for each in layer.experts.parameters()
+        each.numel()
+        for layer in model.modules()
+        if isinstance(layer, MoE)
+        for each in layer.experts.parameters()
     )
     idle = routed // config.num_experts * (config.num_experts - config.top_k)
     return Parameters(total, total - idle, model.embedding.weight.numel())

@@ -2,12 +2,14 @@
 
     loss = mean over tokens of  logsumexp(W h) - (W h)[target]
 
-With a vocabulary of 50,257, the logits of one sequence of 4,096 tokens take 0.8 GB, and their gradient as much. So rows are
-taken a few at a time, and since the loss is the end of the network, their gradient
+With a vocabulary of 50,257, the logits of one sequence of 4,096 tokens take 0.8 GB, and their
+gradient as much. So rows are taken a few at a time, and since the loss is the end of the network,
+their gradient
 
     d loss / d logits = (softmax(logits) - onehot(target)) / tokens
 
-is known at once: each slice of logits is turned into powers in place, multiplied out and forgotten. Backward only scales.
+is known at once: each slice of logits is turned into powers in place, multiplied out and forgotten.
+Backward only scales.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 LOGITS = 2**21
-"""how many logits to hold at a time: 8 MB, the fastest of 2 to 16 on the CPU (4,096 tokens, D = 256); elsewhere 16 times it"""
+"""how many logits to hold at a time: 8 MB, the fastest of 2 to 16 on the CPU (4,096 tokens, D =
+256); elsewhere 16 times it
+"""
 ROWS = 128
 """but at least so many rows: every slice goes through the whole gradient of the weight once more"""
 
@@ -63,15 +67,20 @@ class _LinearCrossEntropy(torch.autograd.Function):
         total = rows.new_zeros((), dtype=torch.float32)
         d_rows = torch.empty_like(rows)
         d_weight = torch.zeros_like(weight, dtype=torch.float32)
-        space = rows.new_empty(min(size, len(rows)), len(weight))  # fresh memory for every slice would be cold memory
-        for part, target, d_part in zip(rows.split(size), targets.split(size), d_rows.split(size), strict=True):
+        space = rows.new_empty(
+            min(size, len(rows)), len(weight)
+        )  # fresh memory for every slice would be cold memory
+        for part, target, d_part in zip(
+            rows.split(size), targets.split(size), d_rows.split(size), strict=True
+        ):
             logits = torch.mm(part, weight.T, out=space[: len(part)]).float()
             largest = logits.amax(1)
             wanted = logits.gather(1, target.unsqueeze(1)).squeeze(1)
             powers = logits.sub_(largest.unsqueeze(1)).exp_()
             norm = powers.sum(1)
             total += (norm.log() + largest - wanted).sum()
-            # softmax = powers / norm. Rows have V numbers here and D there: it is there that they are divided
+            # softmax = powers / norm. Rows have V numbers here and D there: it is there that they
+            # are divided
             share = (1 / (norm * len(rows))).unsqueeze(1)
             powers = powers.to(rows.dtype)
             torch.mm(powers, weight, out=d_part)

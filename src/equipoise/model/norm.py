@@ -1,7 +1,8 @@
 """RMSNorm: x / root mean square of x, times a weight (Zhang and Sennrich 2019).
 
-torch has a fast kernel for it on GPUs. On the CPU it is a chain of operations, each with a tensor of its own to write, and
-takes two to three times as long, forward and backward, as the few passes here.
+torch has a fast kernel for it on GPUs. On the CPU it is a chain of operations, each with a tensor
+of its own to write, and takes two to three times as long, forward and backward, as the few passes
+here.
 """
 
 from __future__ import annotations
@@ -23,18 +24,24 @@ class RMSNorm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, hidden: Tensor) -> Tensor:
-        precise = hidden.dtype == self.weight.dtype and hidden.element_size() >= 4  # squares of float16 overflow at 256
+        precise = (
+            hidden.dtype == self.weight.dtype and hidden.element_size() >= 4
+        )  # squares of float16 overflow at 256
         if hidden.device.type == "cpu" and precise:
             return _RMSNorm.apply(hidden, self.weight, self.epsilon)
         return F.rms_norm(hidden, self.weight.shape, self.weight, self.epsilon)
 
 
 class _RMSNorm(torch.autograd.Function):
-    """With n = x / rms, g the gradient of y and w the weight:  dw = sum of g n,  dx = (g w - n mean(g w n)) / rms."""
+    """With n = x / rms, g the gradient of y and w the weight:  dw = sum of g n,  dx = (g w - n
+    mean(g w n)) / rms.
+    """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        mean_square = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True).square_().div_(hidden.shape[-1])
+        mean_square = (
+            torch.linalg.vector_norm(hidden, dim=-1, keepdim=True).square_().div_(hidden.shape[-1])
+        )
         inverse = mean_square.add_(epsilon).rsqrt_()
         normal = hidden * inverse
         ctx.save_for_backward(normal, inverse, weight)

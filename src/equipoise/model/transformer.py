@@ -4,8 +4,9 @@
     for each layer:   x = x + attention(norm(x));   x = x + feed_forward(norm(x))
     loss = cross entropy of head(norm(x))
 
-The first feed-forward is dense; the others are Mixtures-of-Experts with shared experts. Each MoE layer has its own balancer.
-The forward is pure: what the layers counted is returned, and the training loop updates the balancers.
+The first feed-forward is dense; the others are Mixtures-of-Experts with shared experts. Each MoE
+layer has its own balancer. The forward is pure: what the layers counted is returned, and the
+training loop updates the balancers.
 
 Shapes: B sequences, S tokens of each, D hidden size, V vocabulary.
 """
@@ -42,7 +43,8 @@ class ModelOutput(NamedTuple):
     tallies: list[Tally]
     samples: list[Sample | None]
     routings: list[Routing]
-    """in evaluation only: in training nobody looks at them, and they would be kept until backward"""
+    """in evaluation only: in training nobody looks at them, and they would be kept until backward
+    """
 
 
 class Block(nn.Module):
@@ -69,9 +71,12 @@ class DeepSeekMoE(nn.Module):
 
     Args:
         config: its sizes.
-        balancer: a name, or a function (num_experts, top_k) -> Balancer, called once for every MoE layer.
-        look_ahead: inputs each router keeps to be scored again after the optimizer's step; 0 keeps none.
-        recompute: forget activations inside layers and compute them again in backward, which saves memory.
+        balancer: a name, or a function (num_experts, top_k) -> Balancer, called once for every MoE
+            layer.
+        look_ahead: inputs each router keeps to be scored again after the optimizer's step; 0 keeps
+            none.
+        recompute: forget activations inside layers and compute them again in backward, which saves
+            memory.
 
     Example:
         >>> from equipoise.model import MODELS
@@ -92,9 +97,12 @@ class DeepSeekMoE(nn.Module):
         self.config = config
         self.recompute = recompute
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.rotary = Rotary(config.hidden_size // config.num_heads, config.sequence_length, config.rotary_base)
+        self.rotary = Rotary(
+            config.hidden_size // config.num_heads, config.sequence_length, config.rotary_base
+        )
         self.blocks = nn.ModuleList(
-            Block(config, _feed_forward(config, layer, _maker(balancer), look_ahead)) for layer in range(config.layers)
+            Block(config, _feed_forward(config, layer, _maker(balancer), look_ahead))
+            for layer in range(config.layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.norm_epsilon)
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -111,9 +119,14 @@ class DeepSeekMoE(nn.Module):
         }
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> ModelOutput:
-        """Read tokens (B, S). With targets (B, S), the tokens that should come next, return the loss, else the logits."""
+        """Read tokens (B, S). With targets (B, S), the tokens that should come next, return the
+        loss, else the logits.
+        """
         if tokens.shape[1] > self.config.sequence_length:
-            raise ValueError(f"{tokens.shape[1]} tokens are too many: sequence_length is {self.config.sequence_length}")
+            raise ValueError(
+                f"{tokens.shape[1]} tokens are too many: sequence_length is "
+                f"{self.config.sequence_length}"
+            )
         hidden = self.embedding(tokens)
         layers = []
         for block in self.blocks:
@@ -141,7 +154,9 @@ def _maker(chosen: str | MakeBalancer) -> MakeBalancer:
     return (lambda E, K: balancer(chosen, E, top_k=K)) if isinstance(chosen, str) else chosen
 
 
-def _feed_forward(config: ModelConfig, layer: int, make_balancer: MakeBalancer, look_ahead: int) -> nn.Module:
+def _feed_forward(
+    config: ModelConfig, layer: int, make_balancer: MakeBalancer, look_ahead: int
+) -> nn.Module:
     if layer < config.dense_layers:
         return SwiGLU(config.hidden_size, config.dense_size, config.init_std)
     return MoE(

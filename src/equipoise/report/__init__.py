@@ -5,20 +5,21 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from equipoise.comparison.written import markdown
-from equipoise.report import page
-from equipoise.report.arena_page import report_arena
-from equipoise.report.arena_read import is_arena
+from equipoise.report.arena.page import report_arena
+from equipoise.report.arena.read import is_arena
+from equipoise.report.comparison import page
+from equipoise.report.comparison.read import read_results
 from equipoise.report.pictures import pictures
-from equipoise.report.read import read_results
-from equipoise.report.sweep_page import report_sweep
-from equipoise.report.sweep_read import is_sweep
+from equipoise.report.sweep.page import report_sweep
+from equipoise.report.sweep.read import is_sweep
+from equipoise.results.comparison.written import markdown
 
 __all__ = ["as_markdown", "draw", "report"]
 
 
 def report(folder: str | Path, out: str | Path | None = None) -> Path:
-    """The page of a comparison (its folder or rows.json), a training, a sweep or an arena, with each figure's data beside it.
+    """The page of a comparison (its folder or rows.json), a training, a sweep or an arena, with
+    each figure's data beside it.
 
     Returns its path.
     """
@@ -35,7 +36,9 @@ def as_markdown(path: str | Path) -> str:
 
 
 def draw(page: Path, kind: str, folder: str | Path | None = None) -> list[Path]:
-    """The figures of a page as png, svg or pdf, with their data, in a folder. Returns the pictures' paths."""
+    """The figures of a page as png, svg or pdf, with their data, in a folder. Returns the pictures'
+    paths.
+    """
     data = page.parent / "figures"
     place = Path(folder) if folder else data
     made = pictures(page, place, kind)

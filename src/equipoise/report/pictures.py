@@ -1,7 +1,8 @@
-"""pictures: the figures of a report as PNG, SVG or PDF files, drawn by the page itself in a browser without a window.
+"""pictures: the figures of a report as PNG, SVG or PDF files, drawn by the page itself in a browser
+without a window.
 
-The page holds plotly and the data already, so nothing is drawn twice. It takes playwright to drive a Chromium, Chrome or Edge;
-every browser can save PNG and SVG by the buttons on the page.
+The page holds plotly and the data already, so nothing is drawn twice. It takes playwright to drive
+a Chromium, Chrome or Edge; every browser can save PNG and SVG by the buttons on the page.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from equipoise.training.files import write_text
+from equipoise.storage.atomic import write_text
 
 KINDS = ("png", "svg", "pdf")
 BROWSERS = (
@@ -68,14 +69,21 @@ def compose(title: str, parts: list[Part]) -> tuple[str, tuple[int, int]]:
         if part.title:
             placed.append(_text(part.title, x + 8, y + 16, 13))
         placed.append(f'<g transform="translate({x},{y + above})">{part.svg}</g>')
-        x, height, right = int(x + part.width + MARGIN), max(height, part.height + above), max(right, x + part.width)
+        x, height, right = (
+            int(x + part.width + MARGIN),
+            max(height, part.height + above),
+            max(right, x + part.width),
+        )
     size = (round(right + MARGIN), round(y + height + MARGIN))
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{size[0]}" height="{size[1]}">'
     return f'{head}<rect width="100%" height="100%" fill="white"/>{"".join(placed)}</svg>', size
 
 
 def _text(words: str, x: float, y: float, size: int) -> str:
-    return f'<text x="{x}" y="{y}" font-family="sans-serif" font-size="{size}" fill="{INK}">{escape(words)}</text>'
+    return (
+        f'<text x="{x}" y="{y}" font-family="sans-serif" font-size="{size}" '
+        f'fill="{INK}">{escape(words)}</text>'
+    )
 
 
 def _drawn(browser: Any, page: Path) -> dict[str, tuple[str, list[Part]]]:
@@ -84,7 +92,9 @@ def _drawn(browser: Any, page: Path) -> dict[str, tuple[str, list[Part]]]:
     tab.wait_for_selector("body[data-ready=yes]", timeout=120_000)
     found = tab.evaluate("() => allPictures()")
     tab.close()
-    return {each["name"]: (each["title"], [Part(**part) for part in each["parts"]]) for each in found}
+    return {
+        each["name"]: (each["title"], [Part(**part) for part in each["parts"]]) for each in found
+    }
 
 
 def _write(browser: Any, path: Path, kind: str, text: str, size: tuple[int, int]) -> None:
@@ -97,7 +107,13 @@ def _write(browser: Any, path: Path, kind: str, text: str, size: tuple[int, int]
     if kind == "png":
         tab.screenshot(path=path)
     else:
-        tab.pdf(path=path, width=f"{size[0]}px", height=f"{size[1]}px", print_background=True, page_ranges="1")
+        tab.pdf(
+            path=path,
+            width=f"{size[0]}px",
+            height=f"{size[1]}px",
+            print_background=True,
+            page_ranges="1",
+        )
     tab.close()
 
 
@@ -107,19 +123,27 @@ def _browser() -> Iterator[Any]:
         from playwright.sync_api import Error, sync_playwright
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
-            "pictures are drawn by a browser, and what drives it is not installed: pip install playwright. Or open the page: "
+            "pictures are drawn by a browser, and what drives it is not installed: pip install "
+            "playwright. Or open the page: "
             "its buttons save PNG and SVG"
         ) from None
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    as_root = hasattr(os, "geteuid") and os.geteuid() == 0  # Chromium's sandbox refuses to work for root
+    as_root = (
+        hasattr(os, "geteuid") and os.geteuid() == 0
+    )  # Chromium's sandbox refuses to work for root
     with sync_playwright() as started:
         try:
-            browser = started.chromium.launch(executable_path=path, args=["--no-sandbox"] if as_root else [])
+            browser = started.chromium.launch(
+                executable_path=path, args=["--no-sandbox"] if as_root else []
+            )
         except Error as error:
             if path is not None:
-                raise ValueError(f"{path} could not be started: {str(error).splitlines()[0]}") from None
+                raise ValueError(
+                    f"{path} could not be started: {str(error).splitlines()[0]}"
+                ) from None
             raise ValueError(
-                "no browser to draw with: install Chromium, Chrome or Edge, or run `playwright install chromium`. Or open the "
+                "no browser to draw with: install Chromium, Chrome or Edge, or run `playwright "
+                "install chromium`. Or open the "
                 "page in any browser: its buttons save PNG and SVG"
             ) from None
         yield browser

@@ -1,15 +1,18 @@
 """Checks on tensors, and the switch that says when they run.
 
-Looking at a tensor's values makes a GPU wait, and cannot be done while torch.compile traces. So there are three modes:
+Looking at a tensor's values makes a GPU wait, and cannot be done while torch.compile traces. So
+there are three modes:
 
     "auto"    (default) scores on the CPU are checked; scores on an accelerator are not
     "always"  scores are checked wherever they live; on a GPU every route() then waits for the device
     "never"   nothing is checked
 
-Set one by `equipoise.check_scores("always")`, for a block by `with equipoise.check_scores("always"): ...`, or by the
-environment variable EQUIPOISE_CHECK_SCORES. Compiled code and the meta device are never checked.
+Set one by `equipoise.check_scores("always")`, for a block by `with
+equipoise.check_scores("always"): ...`, or by the environment variable EQUIPOISE_CHECK_SCORES.
+Compiled code and the meta device are never checked.
 
-The check costs one sum: a sum is not finite if a term is not. Only then is the slow search for the culprit made.
+The check costs one sum: a sum is not finite if a term is not. Only then is the slow search for the
+culprit made.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ _mode = _valid(os.environ.get("EQUIPOISE_CHECK_SCORES", "auto"), "EQUIPOISE_CHEC
 
 
 class check_scores:  # noqa: N801 - reads as a verb, like torch.set_grad_enabled
-    """Say when scores are checked for NaN and infinity: "auto", "always" or "never". Also a context manager."""
+    """Say when scores are checked for NaN and infinity: "auto", "always" or "never". Also a context
+    manager.
+    """
 
     def __init__(self, mode: str) -> None:
         global _mode
@@ -45,7 +50,10 @@ class check_scores:  # noqa: N801 - reads as a verb, like torch.set_grad_enabled
         pass
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         global _mode
         _mode = self._before
@@ -70,8 +78,10 @@ def require_finite(values: Tensor, name: str) -> None:
     if not bad.any():
         return  # all finite: only their sum overflowed
     raise ValueError(
-        f"{name} hold {int(bad.sum())} values that are NaN or infinite, the first at {_first(bad)}. This usually means "
-        "that the router's logits overflowed: compute scores in float32, and look at the loss before this step"
+        f"{name} hold {int(bad.sum())} values that are NaN or infinite, the first at "
+        f"{_first(bad)}. This usually means "
+        "that the router's logits overflowed: compute scores in float32, and look at the loss "
+        "before this step"
     )
 
 
@@ -79,12 +89,16 @@ def require_nonnegative(gates: Tensor) -> None:
     """Refuse gates that have no sum to be divided by."""
     if gates.numel() and gates.min() < 0:
         raise ValueError(
-            "renormalize needs scores that are not negative: pass scores (softmax, sigmoid), not a router's logits"
+            "renormalize needs scores that are not negative: pass scores (softmax, sigmoid), not "
+            "a router's logits"
         )
 
 
-def require_choosable(values: Tensor, open_to_choice: Tensor, first: Tensor, kth: Tensor, top_k: int) -> None:
-    """Refuse what cannot be ranked. -inf is allowed in `choose_by`: it forbids an expert to a token.
+def require_choosable(
+    values: Tensor, open_to_choice: Tensor, first: Tensor, kth: Tensor, top_k: int
+) -> None:
+    """Refuse what cannot be ranked. -inf is allowed in `choose_by`: it forbids an expert to a
+    token.
 
     top-K puts NaN and +inf first, so that looking at each token's first choice (T,) is enough.
     """
@@ -93,7 +107,8 @@ def require_choosable(values: Tensor, open_to_choice: Tensor, first: Tensor, kth
         bad = torch.isnan(values) | (values == torch.inf)
         if bad.any():
             raise ValueError(
-                f"choose_by holds {int(bad.sum())} values that are NaN or +inf, the first at {_first(bad)}. Since the "
+                f"choose_by holds {int(bad.sum())} values that are NaN or +inf, the first at "
+                f"{_first(bad)}. Since the "
                 "scores are finite, look at the shift that was added to them"
             )
     if kth.sum() == -torch.inf:
@@ -102,11 +117,16 @@ def require_choosable(values: Tensor, open_to_choice: Tensor, first: Tensor, kth
             return  # all finite: only their sum overflowed
         token = int(starved.nonzero()[0])
         left = int((open_to_choice[token] > -torch.inf).sum())
-        raise ValueError(f"token {token} may choose only {left} experts (the others are -inf), but top_k is {top_k}")
+        raise ValueError(
+            f"token {token} may choose only {left} experts (the others are -inf), but top_k is "
+            f"{top_k}"
+        )
 
 
 def require(truth: Tensor, error: Callable[[], Exception]) -> None:
-    """Raise unless true. On the CPU at once; on an accelerator when the device comes to it, so that nothing waits."""
+    """Raise unless true. On the CPU at once; on an accelerator when the device comes to it, so that
+    nothing waits.
+    """
     if torch.compiler.is_compiling() or truth.is_meta:
         return
     if not readable(truth):

@@ -11,10 +11,14 @@ from torch import Tensor
 from equipoise.routing.checks import readable
 
 
-def metrics(loads: Tensor | Sequence[int], target: Tensor | Sequence[float] | None = None) -> dict[str, Tensor]:
-    """The imbalance of loads (..., E), as float64 tensors of the leading shape: nothing here makes a GPU wait.
+def metrics(
+    loads: Tensor | Sequence[int], target: Tensor | Sequence[float] | None = None
+) -> dict[str, Tensor]:
+    """The imbalance of loads (..., E), as float64 tensors of the leading shape: nothing here makes
+    a GPU wait.
 
-    With r_k = load_k / target_k, where target_k is the even share unless weights are given in `target`:
+    With r_k = load_k / target_k, where target_k is the even share unless weights are given in
+    `target`:
 
         imbalance          mean |r_k - 1|            the paper's overall imbalance
         max_violation      max r_k - 1               DeepSeek's MaxVio: 0 is perfect, E/K - 1 the worst
@@ -43,12 +47,14 @@ def metrics(loads: Tensor | Sequence[int], target: Tensor | Sequence[float] | No
 def idle_share(loads: Tensor | Sequence[Any], devices: int | Sequence[int]) -> Tensor:
     """The fraction of device time lost waiting for the fullest device, under expert parallelism.
 
-    Every forward lasts as long as its fullest device; a device works in proportion to the tokens of its experts. So over
-    forwards, 1 - sum of mean device loads / sum of greatest device loads.
+    Every forward lasts as long as its fullest device; a device works in proportion to the tokens of
+    its experts. So over forwards, 1 - sum of mean device loads / sum of greatest device loads.
 
     Args:
-        loads: (E,) of one forward, or (M, E) of several (`Tally.forwards`). The sum over forwards would hide the waiting.
-        devices: how many, each with an equal block of consecutive experts; or the device of every expert, as E numbers.
+        loads: (E,) of one forward, or (M, E) of several (`Tally.forwards`). The sum over forwards
+            would hide the waiting.
+        devices: how many, each with an equal block of consecutive experts; or the device of every
+            expert, as E numbers.
 
     Example:
         >>> float(idle_share([30, 10, 10, 10], devices=2))
@@ -59,7 +65,9 @@ def idle_share(loads: Tensor | Sequence[Any], devices: int | Sequence[int]) -> T
     per_device = _device_loads(loads, devices)
     fullest = per_device.amax(1).sum()
     return torch.where(
-        fullest > 0, 1 - per_device.mean(1).sum() / fullest.clamp_min(torch.finfo(torch.float64).tiny), 0.0
+        fullest > 0,
+        1 - per_device.mean(1).sum() / fullest.clamp_min(torch.finfo(torch.float64).tiny),
+        0.0,
     )
 
 
@@ -68,7 +76,9 @@ def _relative_loads(loads: Tensor, target: Tensor | Sequence[float] | None) -> T
     if target is not None:
         weights = torch.as_tensor(target, dtype=torch.float64, device=loads.device)
         if weights.shape != loads.shape[-1:]:
-            raise ValueError(f"target has shape {tuple(weights.shape)}, but there are {loads.shape[-1]} experts")
+            raise ValueError(
+                f"target has shape {tuple(weights.shape)}, but there are {loads.shape[-1]} experts"
+            )
         if readable(weights) and not (weights > 0).all():
             raise ValueError(f"target weights must be positive, not {weights.tolist()}")
     total = loads.sum(-1, keepdim=True).double()
@@ -80,11 +90,14 @@ def _device_loads(loads: Tensor, devices: int | Sequence[int]) -> Tensor:
     if isinstance(devices, int):
         if devices < 1 or num_experts % devices:
             raise ValueError(
-                f"{num_experts} experts do not divide over {devices} devices: pass the device of every expert instead"
+                f"{num_experts} experts do not divide over {devices} devices: pass the device of "
+                "every expert instead"
             )
         return loads.unflatten(1, (devices, -1)).sum(2)
     if len(devices) != num_experts:
-        raise ValueError(f"{len(devices)} devices are named for {num_experts} experts: name one for each")
+        raise ValueError(
+            f"{len(devices)} devices are named for {num_experts} experts: name one for each"
+        )
     names, places = torch.unique(torch.as_tensor(devices), return_inverse=True)
     empty = torch.zeros(loads.shape[0], len(names), dtype=loads.dtype, device=loads.device)
     return empty.index_add_(1, places.to(loads.device), loads)

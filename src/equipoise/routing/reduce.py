@@ -1,9 +1,11 @@
 """reduce: sum the tallies of all layers over a process group, in one collective.
 
-The group is the caller's: the ranks that hold *different* tokens (data and context parallel). Ranks that hold the same
-tokens (tensor and expert parallel) must not be in it, or those tokens count twice.
+The group is the caller's: the ranks that hold *different* tokens (data and context parallel). Ranks
+that hold the same tokens (tensor and expert parallel) must not be in it, or those tokens count
+twice.
 
-Counts travel as int32, which halves the traffic; a count that would not fit is refused, never wrapped.
+Counts travel as int32, which halves the traffic; a count that would not fit is refused, never
+wrapped.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ _STEPS_APART = 512  # steps travel modulo this, so that their squares fit int32 
 
 
 @overload
-def reduce(tallies: Tally, group: dist.ProcessGroup | None = None, *, forwards: bool = False) -> Tally: ...
+def reduce(
+    tallies: Tally, group: dist.ProcessGroup | None = None, *, forwards: bool = False
+) -> Tally: ...
 @overload
 def reduce(
     tallies: Mapping[str, Tally], group: dist.ProcessGroup | None = None, *, forwards: bool = False
@@ -38,13 +42,16 @@ def reduce(
     *,
     forwards: bool = False,
 ) -> Tally | dict[str, Tally] | list[Tally]:
-    """Sum tallies over the ranks of `group` (all ranks by default); the answer has the form of the question.
+    """Sum tallies over the ranks of `group` (all ranks by default); the answer has the form of the
+    question.
 
-    Layers may differ in their number of experts and in what they count, as long as every rank passes the same layers in the
-    same order. Without an initialised process group the tallies are returned as they are.
+    Layers may differ in their number of experts and in what they count, as long as every rank
+    passes the same layers in the same order. Without an initialised process group the tallies are
+    returned as they are.
 
-    `Tally.forwards` stays this rank's own, since ranks may have run different numbers of micro-batches. Where experts of one
-    group of devices serve all its ranks, pass `forwards=True` to sum them too: then every rank must have run as many.
+    `Tally.forwards` stays this rank's own, since ranks may have run different numbers of
+    micro-batches. Where experts of one group of devices serve all its ranks, pass `forwards=True`
+    to sum them too: then every rank must have run as many.
     """
     if not dist.is_available() or not dist.is_initialized():
         return tallies if isinstance(tallies, Tally) else _like(tallies, list(_values(tallies)))
@@ -52,45 +59,65 @@ def reduce(
     if not layers:
         return _like(tallies, [])
     summed = _all_reduce([_wire(layer, forwards) for layer in layers], group)
-    return _like(tallies, [_unwire(layer, flat, forwards, group) for layer, flat in zip(layers, summed, strict=True)])
+    return _like(
+        tallies,
+        [_unwire(layer, flat, forwards, group) for layer, flat in zip(layers, summed, strict=True)],
+    )
 
 
 def _all_reduce(flats: list[Tensor], group: dist.ProcessGroup | None) -> list[Tensor]:
     devices = {flat.device for flat in flats}
     if len(devices) > 1:
-        raise ValueError(f"the tallies of one reduce() must be on one device, not on {sorted(map(str, devices))}")
+        raise ValueError(
+            f"the tallies of one reduce() must be on one device, not on {sorted(map(str, devices))}"
+        )
     ranks = dist.get_world_size(group)
     if ranks < 1:
         raise ValueError("this rank is not in the group that reduce() was given")
     wire = torch.cat(flats)
     limit = _INT32_MAX // ranks
-    # A rank that raised now would leave the others waiting: it tells them instead, and all raise together.
+    # A rank that raised now would leave the others waiting: it tells them instead, and all raise
+    # together.
     too_large = (wire.max() > limit).long().reshape(1)
     wire = torch.cat((wire.clamp_max(limit), too_large)).to(torch.int32)
     dist.all_reduce(wire, group=group)
-    require(wire[-1] == 0, lambda: OverflowError(f"a count does not fit int32 over {ranks} ranks: update more often"))
+    require(
+        wire[-1] == 0,
+        lambda: OverflowError(f"a count does not fit int32 over {ranks} ranks: update more often"),
+    )
     return list(wire[:-1].long().split([flat.numel() for flat in flats]))
 
 
 def _wire(tally: Tally, forwards: bool) -> Tensor:
     step = (tally.step % _STEPS_APART).reshape(1)
-    pieces = [step, step.square(), tally.loads, *(tally.parts[name].flatten() for name in sorted(tally.parts))]
+    pieces = [
+        step,
+        step.square(),
+        tally.loads,
+        *(tally.parts[name].flatten() for name in sorted(tally.parts)),
+    ]
     return torch.cat(pieces + ([tally.forwards.flatten()] if forwards else []))
 
 
 def _unwire(tally: Tally, flat: Tensor, forwards: bool, group: dist.ProcessGroup | None) -> Tally:
     names = sorted(tally.parts)
     sizes = [1, 1, tally.loads.numel(), *(tally.parts[name].numel() for name in names)]
-    steps, squares, loads, *rest = flat.split(sizes + ([tally.forwards.numel()] if forwards else []))
-    # numbers are all the same when their variance is 0: so every rank sees it if one of them differs
+    steps, squares, loads, *rest = flat.split(
+        sizes + ([tally.forwards.numel()] if forwards else [])
+    )
+    # numbers are all the same when their variance is 0: so every rank sees it if one of them
+    # differs
     require(
         dist.get_world_size(group) * squares[0] == steps[0] ** 2,
         lambda: ValueError(
-            f"the ranks' balancers have made different numbers of updates (this rank's {shown(tally.step)}): did a rank skip "
+            "the ranks' balancers have made different numbers of updates (this rank's "
+            f"{shown(tally.step)}): did a rank skip "
             "an update() or resume from another checkpoint?"
         ),
     )
-    parts = {name: piece.view_as(tally.parts[name]) for name, piece in zip(names, rest, strict=False)}
+    parts = {
+        name: piece.view_as(tally.parts[name]) for name, piece in zip(names, rest, strict=False)
+    }
     each = rest[-1].view_as(tally.forwards) if forwards else tally.forwards
     return Tally(loads=loads, forwards=each, step=tally.step, parts=parts)
 

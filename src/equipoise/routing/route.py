@@ -4,14 +4,16 @@ The paper's primal update (eq. 6) is
 
     experts_i = TopKInd_k(scores_ik + shift_k)          gates_ik = scores_ik for the chosen k
 
-The shift decides who is chosen and never enters a gate. route() is pure: it returns all that anybody may want to know of
-the choice and keeps nothing, so that recomputation under activation checkpointing cannot count a token twice.
+The shift decides who is chosen and never enters a gate. route() is pure: it returns all that
+anybody may want to know of the choice and keeps nothing, so that recomputation under activation
+checkpointing cannot count a token twice.
 
 Shapes: T tokens, E experts, K choices, G groups.
 
-Ties. Which of two equal shifted scores wins is torch.topk's choice. On the CPU it depends on the token's own row and
-nothing else: the same row gives the same experts in every run and in every batch (tested). Which one wins is not specified,
-and another device or torch release may choose otherwise.
+Ties. Which of two equal shifted scores wins is torch.topk's choice. On the CPU it depends on the
+token's own row and nothing else: the same row gives the same experts in every run and in every
+batch (tested). Which one wins is not specified, and another device or torch release may choose
+otherwise.
 """
 
 from __future__ import annotations
@@ -21,11 +23,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from equipoise.routing.checks import require_choosable, require_finite, require_nonnegative, scores_are_checked
+from equipoise.routing.checks import (
+    require_choosable,
+    require_finite,
+    require_nonnegative,
+    scores_are_checked,
+)
 
 
 class Groups(NamedTuple):
-    """Group-limited routing: experts lie in `number` equal groups, and a token may use only its best `keep` of them."""
+    """Group-limited routing: experts lie in `number` equal groups, and a token may use only its
+    best `keep` of them.
+    """
 
     number: int
     keep: int
@@ -34,25 +43,34 @@ class Groups(NamedTuple):
 class Routing(NamedTuple):
     """What was chosen, and what balancers need so that top-K runs once.
 
-    A NamedTuple, since reentrant activation checkpointing silently drops the gradients of a dataclass's tensors.
+    A NamedTuple, since reentrant activation checkpointing silently drops the gradients of a
+    dataclass's tensors.
     """
 
     experts: Tensor
     """(T, K) int64: the chosen experts, highest shifted score first"""
     gates: Tensor
-    """(T, K): the chosen experts' unshifted scores (renormalised and scaled when asked); carries gradients"""
+    """(T, K): the chosen experts' unshifted scores (renormalised and scaled when asked); carries
+    gradients
+    """
     loads: Tensor
     """(E,) int64: tokens each expert received, padding left out"""
     runner_up: Tensor | None
-    """(T,) int64: the (K+1)-th choice among the allowed experts; means nothing where `margin` is infinite. None if not asked"""
+    """(T,) int64: the (K+1)-th choice among the allowed experts; means nothing where `margin` is
+    infinite. None if not asked
+    """
     margin: Tensor | None
-    """(T,): how far the K-th choice lies above the runner-up in shifted score; inf where there is none. None if not asked"""
+    """(T,): how far the K-th choice lies above the runner-up in shifted score; inf where there is
+    none. None if not asked
+    """
     mask: Tensor | None
     """(T,) bool, True for padding; None where there is none"""
     allowed: Tensor | None
     """(T, G) bool: the groups each token could choose from; None without groups"""
     group_margin: Tensor | None
-    """(T, G): how far a group's worth lies above the best one left out (if allowed) or below the worst one kept (if not)"""
+    """(T, G): how far a group's worth lies above the best one left out (if allowed) or below the
+    worst one kept (if not)
+    """
 
 
 def route(
@@ -66,20 +84,24 @@ def route(
     scale: float = 1.0,
     runner_up: bool = True,
 ) -> Routing:
-    """Send each token to the `top_k` experts with the highest `choose_by`; gates come from `scores`.
+    """Send each token to the `top_k` experts with the highest `choose_by`; gates come from
+    `scores`.
 
     Args:
-        scores: (..., E) how much each token likes each expert. Leading dimensions are flattened to T tokens.
+        scores: (..., E) how much each token likes each expert. Leading dimensions are flattened to
+            T tokens.
         top_k: K, the experts each token takes.
-        choose_by: (..., E) what to rank by, usually `balancer.adjust(scores)`; `scores` themselves by default. -inf forbids.
-        groups: (number, keep), as in DeepSeek-V3: a group is worth the sum of its two highest `choose_by`; the others are
-            masked with -inf.
-        mask: (...) bool, **True where a token is padding**. Padding is routed, but counted nowhere. Its
-            scores must be finite all the same: a NaN gate would spread.
+        choose_by: (..., E) what to rank by, usually `balancer.adjust(scores)`; `scores` themselves
+            by default. -inf forbids.
+        groups: (number, keep), as in DeepSeek-V3: a group is worth the sum of its two highest
+            `choose_by`; the others are masked with -inf.
+        mask: (...) bool, **True where a token is padding**. Padding is routed, but counted nowhere.
+            Its scores must be finite all the same: a NaN gate would spread.
         renormalize: divide a token's gates by their sum.
         scale: multiply the gates (DeepSeek's routed_scaling_factor).
-        runner_up: also find the (K+1)-th choice and its margin, which some balancers need. On the CPU a top-(K+1) takes 7%
-            longer than a top-K; `balancer.route` asks for it only where it is needed.
+        runner_up: also find the (K+1)-th choice and its margin, which some balancers need. On the
+            CPU a top-(K+1) takes 7% longer than a top-K; `balancer.route` asks for it only where it
+            is needed.
 
     Example:
         >>> scores = torch.tensor([[0.5, 0.3, 0.2], [0.6, 0.3, 0.1]])
@@ -91,7 +113,9 @@ def route(
     scores = scores.flatten(0, -2)
     mask = None if mask is None else mask.flatten()
     ranked = (scores if choose_by is None else choose_by.flatten(0, -2)).detach()
-    open_to_choice, allowed, group_margin = (ranked, None, None) if groups is None else _limit_to_groups(ranked, groups)
+    open_to_choice, allowed, group_margin = (
+        (ranked, None, None) if groups is None else _limit_to_groups(ranked, groups)
+    )
 
     choice = _choose(open_to_choice, top_k, runner_up)
     experts = choice.experts
@@ -102,12 +126,15 @@ def route(
     if renormalize:
         if scores_are_checked(scores):
             require_nonnegative(gates.detach())
-        # the smallest normal number: a token whose chosen scores are all 0 keeps gates of 0 and not NaN
+        # the smallest normal number: a token whose chosen scores are all 0 keeps gates of 0 and not
+        # NaN
         gates = gates / gates.sum(-1, keepdim=True).clamp_min(torch.finfo(gates.dtype).tiny)
     if scale != 1.0:
         gates = gates * scale
     loads = _count(experts, scores.shape[1], mask)
-    return Routing(experts, gates, loads, choice.runner_up, choice.margin, mask, allowed, group_margin)
+    return Routing(
+        experts, gates, loads, choice.runner_up, choice.margin, mask, allowed, group_margin
+    )
 
 
 class _Choice(NamedTuple):
@@ -133,12 +160,18 @@ def _choose(ranked: Tensor, top_k: int, runner_up: bool) -> _Choice:
 
 
 def _limit_to_groups(ranked: Tensor, groups: Groups) -> tuple[Tensor, Tensor, Tensor]:
-    """-inf outside each token's best groups. With 0, a negative shifted score would lose to a forbidden expert."""
+    """-inf outside each token's best groups. With 0, a negative shifted score would lose to a
+    forbidden expert.
+    """
     by_group = ranked.unflatten(1, (groups.number, -1))
     worth = by_group.topk(min(2, by_group.shape[2]), dim=2).values.sum(2)
     values, order = worth.topk(min(groups.keep + 1, groups.number), dim=1)
     allowed = torch.zeros_like(worth, dtype=torch.bool).scatter_(1, order[:, : groups.keep], True)
-    left_out = values[:, groups.keep :] if groups.keep < groups.number else worth.new_full((len(worth), 1), -torch.inf)
+    left_out = (
+        values[:, groups.keep :]
+        if groups.keep < groups.number
+        else worth.new_full((len(worth), 1), -torch.inf)
+    )
     margin = worth - torch.where(allowed, left_out, values[:, groups.keep - 1 : groups.keep])
     return by_group.masked_fill(~allowed.unsqueeze(2), -torch.inf).flatten(1), allowed, margin
 
@@ -146,23 +179,34 @@ def _limit_to_groups(ranked: Tensor, groups: Groups) -> tuple[Tensor, Tensor, Te
 def _count(experts: Tensor, num_experts: int, mask: Tensor | None) -> Tensor:
     """Tokens per expert, exactly, and without making a GPU wait as torch.bincount does."""
     chosen = experts.flatten()
-    counted = torch.ones_like(chosen) if mask is None else (~mask).long().repeat_interleave(experts.shape[1])
-    return torch.zeros(num_experts, dtype=torch.int64, device=experts.device).scatter_add_(0, chosen, counted)
+    counted = (
+        torch.ones_like(chosen)
+        if mask is None
+        else (~mask).long().repeat_interleave(experts.shape[1])
+    )
+    return torch.zeros(num_experts, dtype=torch.int64, device=experts.device).scatter_add_(
+        0, chosen, counted
+    )
 
 
 def check_shapes(
     scores: Tensor, top_k: int, choose_by: Tensor | None, groups: Groups | None, mask: Tensor | None
 ) -> None:
     if scores.dim() < 2 or not scores.is_floating_point():
-        raise ValueError(f"scores must be floating point of shape (..., experts), not {_describe(scores)}")
+        raise ValueError(
+            f"scores must be floating point of shape (..., experts), not {_describe(scores)}"
+        )
     num_experts = scores.shape[-1]
     if not 1 <= top_k <= num_experts:
-        raise ValueError(f"top_k = {top_k} is impossible with {num_experts} experts: choose 1 to {num_experts}")
+        raise ValueError(
+            f"top_k = {top_k} is impossible with {num_experts} experts: choose 1 to {num_experts}"
+        )
     if choose_by is not None and not choose_by.is_floating_point():
         raise ValueError(f"choose_by must be floating point, not {choose_by.dtype}")
     if choose_by is not None and choose_by.shape != scores.shape:
         raise ValueError(
-            f"choose_by has shape {tuple(choose_by.shape)}, scores {tuple(scores.shape)}: they must be the same"
+            f"choose_by has shape {tuple(choose_by.shape)}, scores {tuple(scores.shape)}: they "
+            "must be the same"
         )
     if groups is not None:
         _check_groups(groups, num_experts, top_k)
@@ -178,7 +222,8 @@ def _check_groups(groups: Groups, num_experts: int, top_k: int) -> None:
     reach = groups.keep * (num_experts // groups.number)
     if reach < top_k:
         raise ValueError(
-            f"{groups.keep} groups of {num_experts // groups.number} experts are {reach} experts, fewer than top_k = "
+            f"{groups.keep} groups of {num_experts // groups.number} experts are {reach} "
+            "experts, fewer than top_k = "
             f"{top_k}: keep more groups"
         )
 
@@ -186,12 +231,14 @@ def _check_groups(groups: Groups, num_experts: int, top_k: int) -> None:
 def _check_mask(mask: Tensor, scores: Tensor) -> None:
     if mask.dtype != torch.bool:
         raise TypeError(
-            f"mask must be bool, True where a token is padding, not {mask.dtype}. An attention_mask says the opposite: "
+            f"mask must be bool, True where a token is padding, not {mask.dtype}. An "
+            "attention_mask says the opposite: "
             "pass mask=attention_mask == 0"
         )
     if mask.shape != scores.shape[:-1]:
         raise ValueError(
-            f"mask has shape {tuple(mask.shape)}, the scores' tokens {tuple(scores.shape[:-1])}: they must be the same"
+            f"mask has shape {tuple(mask.shape)}, the scores' tokens {tuple(scores.shape[:-1])}: "
+            "they must be the same"
         )
 
 

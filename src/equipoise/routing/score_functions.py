@@ -1,7 +1,8 @@
 """Score functions: from a router's logits (..., E) to scores, all positive, all in float32.
 
-The scores are what the paper calls the affinities gamma. They are computed in float32 whatever the model's dtype:
-bf16 has three significant digits, and the choice between the K-th and the next expert turns on the fifth.
+The scores are what the paper calls the affinities gamma. They are computed in float32 whatever the
+model's dtype: bf16 has three significant digits, and the choice between the K-th and the next
+expert turns on the fifth.
 """
 
 from __future__ import annotations
@@ -43,5 +44,7 @@ def score_function(name: str) -> Callable[[Tensor], Tensor]:
     if key not in SCORE_FUNCTIONS:
         near = difflib.get_close_matches(key, SCORE_FUNCTIONS, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"no score function {name!r}: {hint}there are {', '.join(SCORE_FUNCTIONS)}")
+        raise ValueError(
+            f"no score function {name!r}: {hint}there are {', '.join(SCORE_FUNCTIONS)}"
+        )
     return SCORE_FUNCTIONS[key]

@@ -1,11 +1,11 @@
 """Tally: what a balancer must know of a batch, in whole numbers that add up.
 
-Over micro-batches tallies add by +, over ranks by `reduce`. Since every part is a sum over tokens, the tally of a batch is
-the same however the batch was cut, and so is every step taken from it: gradient accumulation and data parallelism are right
-for all balancers at once.
+Over micro-batches tallies add by +, over ranks by `reduce`. Since every part is a sum over tokens,
+the tally of a batch is the same however the batch was cut, and so is every step taken from it:
+gradient accumulation and data parallelism are right for all balancers at once.
 
-That holds only while the shift (and bin edges, bandwidths) stand still. So a tally carries the step of the balancer that
-took it, and tallies of different steps refuse to add.
+That holds only while the shift (and bin edges, bandwidths) stand still. So a tally carries the step
+of the balancer that took it, and tallies of different steps refuse to add.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class Tally:
     loads: Tensor
     """(E,): tokens each expert received"""
     forwards: Tensor
-    """(M, E): the loads of each forward apart, since devices wait for each other in every forward and sums hide that"""
+    """(M, E): the loads of each forward apart, since devices wait for each other in every forward
+    and sums hide that
+    """
     step: Tensor
     """(): how many updates the balancer had made when this was counted"""
     parts: dict[str, Tensor] = field(default_factory=dict)
@@ -62,11 +64,14 @@ class Tally:
     def _check_alike(self, other: Tally) -> None:
         mine, theirs = _shapes(self), _shapes(other)
         if mine != theirs:
-            raise ValueError(f"these tallies count different things and cannot add: {mine} and {theirs}")
+            raise ValueError(
+                f"these tallies count different things and cannot add: {mine} and {theirs}"
+            )
         require(
             self.step == other.step,
             lambda: ValueError(
-                f"these tallies were taken at steps {shown(self.step)} and {shown(other.step)} of their balancer, under "
+                f"these tallies were taken at steps {shown(self.step)} and {shown(other.step)} "
+                "of their balancer, under "
                 "different shifts, and cannot add: start a new sum after every update()"
             ),
         )

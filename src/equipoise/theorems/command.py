@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 
-from equipoise.extras import require
+from equipoise.storage.optional import require
 from equipoise.theorems.verdict import Verdict
 from equipoise.theorems.verify import verdicts
 from equipoise.trace import Trace
@@ -58,10 +58,14 @@ def row(verdict: Verdict) -> tuple[str, str, str, str, str, str]:
     if not verdict.applies or verdict.margin is None:
         return verdict.name, "no", "-", "-", "-", verdict.why
     holds = "yes" if verdict.holds else "NO"
-    why = verdict.why.split("; elsewhere")[0]  # why other steps were left out is long; --json has it
+    why = verdict.why.split("; elsewhere")[
+        0
+    ]  # why other steps were left out is long; --json has it
     return verdict.name, "yes", holds, f"{verdict.margin:.3g}", str(verdict.worst_step), why
 
 
 def summary(found: list[Verdict]) -> str:
     applied, wrong = sum(verdict.applies for verdict in found), len(refuted(found))
-    return f"{applied} of {len(found)} apply; " + (f"{wrong} do not hold" if wrong else "all of them hold")
+    return f"{applied} of {len(found)} apply; " + (
+        f"{wrong} do not hold" if wrong else "all of them hold"
+    )

@@ -1,8 +1,9 @@
 """Verdict: did a statement of the paper apply here, did it hold, and by what margin.
 
-`applies` is apart from `holds`: a theorem whose hypotheses fail is not refuted. A check is a function of one piece of evidence
-(a step, a run, a law) that first calls `require` for each hypothesis and then returns its slack: by how much the conclusion
-holds, negative if it does not, and if it likes a note. `judge` folds the slacks of many pieces into one verdict.
+`applies` is apart from `holds`: a theorem whose hypotheses fail is not refuted. A check is a
+function of one piece of evidence (a step, a run, a law) that first calls `require` for each
+hypothesis and then returns its slack: by how much the conclusion holds, negative if it does not,
+and if it likes a note. `judge` folds the slacks of many pieces into one verdict.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ class Verdict(NamedTuple):
     holds: bool | None
     """whether the conclusion held everywhere the hypotheses did; None where they never did"""
     margin: float | None
-    """the least slack, in the statement's own unit (its docstring says which); negative if it does not hold"""
+    """the least slack, in the statement's own unit (its docstring says which); negative if it does
+    not hold
+    """
     worst_step: int | None
     """where the slack was least"""
     why: str
@@ -57,8 +60,12 @@ def require(met: bool, otherwise: str) -> None:
         raise HypothesisError(otherwise)
 
 
-def judge(name: str, check: Callable[[E], float | Slack], evidence: Iterable[E], meaning: str = "") -> Verdict:
-    """One verdict from many pieces of evidence: the worst slack where the hypotheses hold, and what failed elsewhere."""
+def judge(
+    name: str, check: Callable[[E], float | Slack], evidence: Iterable[E], meaning: str = ""
+) -> Verdict:
+    """One verdict from many pieces of evidence: the worst slack where the hypotheses hold, and what
+    failed elsewhere.
+    """
     slacks: list[tuple[float, int, str]] = []
     unmet: list[str] = []
     for piece in evidence:
@@ -69,14 +76,20 @@ def judge(name: str, check: Callable[[E], float | Slack], evidence: Iterable[E],
         else:
             value, note = found if isinstance(found, Slack) else (found, "")
             slacks.append(
-                (-math.inf if math.isnan(value) else float(value), piece.number, _placed(note or meaning, piece))
+                (
+                    -math.inf if math.isnan(value) else float(value),
+                    piece.number,
+                    _placed(note or meaning, piece),
+                )
             )
     if not slacks:
         return Verdict(name, False, None, None, None, _told(unmet) or "there was nothing to check")
     margin, step, note = min(slacks)
     told = [note] if note else []
     if unmet:
-        told.append(f"checked {len(slacks)} of {len(slacks) + len(unmet)}; elsewhere: {_told(unmet)}")
+        told.append(
+            f"checked {len(slacks)} of {len(slacks) + len(unmet)}; elsewhere: {_told(unmet)}"
+        )
     return Verdict(name, True, margin >= 0, margin, step, "; ".join(told))
 
 
@@ -86,7 +99,9 @@ def _placed(note: str, piece: Evidence) -> str:
 
 
 def _told(unmet: list[str]) -> str:
-    """The commonest reasons, one example each: those that differ in their figures only are one reason."""
+    """The commonest reasons, one example each: those that differ in their figures only are one
+    reason.
+    """
     examples = {re.sub(r"[\d.e+-]+", "#", text): text for text in reversed(unmet)}
     common = Counter(re.sub(r"[\d.e+-]+", "#", text) for text in unmet).most_common(2)
     return "; ".join(examples[kind] for kind, _ in common)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from equipoise.theorems import band, gradient, lagrangian, movement, problems, regret
-from equipoise.theorems.draws import Draws, draws_of_record
-from equipoise.theorems.program import Run, run_of_record
+from equipoise.theorems.evidence import problems
+from equipoise.theorems.evidence.draws import Draws, draws_of_record
+from equipoise.theorems.evidence.program import Run, run_of_record
+from equipoise.theorems.statements import band, gradient, lagrangian, movement, regret
 from equipoise.theorems.verdict import Verdict
 from equipoise.trace import Record, Trace
 
@@ -23,7 +24,10 @@ FIXED: dict[str, Callable[[list[Run]], Verdict]] = {
     "8 unique movements, u < u-bar": movement.unique_movements,
     "8 movements, M(u)": movement.crowded_movements,
     "8 movements, B_k(p)": movement.bounded_movements,
-    **{f"9 band stability, {width}": partial(band.band_stability, width=width) for width in band.WIDTHS},
+    **{
+        f"9 band stability, {width}": partial(band.band_stability, width=width)
+        for width in band.WIDTHS
+    },
     "10 uniform dominance": movement.dominance,
     **{f"11 band entry, {width}": partial(band.band_entry, width=width) for width in band.WIDTHS},
 }
@@ -33,7 +37,9 @@ DRAWN: dict[str, Callable[[list[Draws]], Verdict]] = {
     "14 second derivative": gradient.second_derivative,
     "14 strong convexity": gradient.strong_convexity,
 }
-PROJECTED: dict[str, Callable[[list[Run]], Verdict]] = {"15 zero-sum projection": gradient.zero_sum_projection}
+PROJECTED: dict[str, Callable[[list[Run]], Verdict]] = {
+    "15 zero-sum projection": gradient.zero_sum_projection
+}
 REPEATED: dict[str, Callable[[regret.Repeated], Verdict]] = {
     "16 one-step accounting": regret.one_step,
     "17 logarithmic regret": regret.logarithmic_regret,
@@ -46,7 +52,8 @@ GROUPS = "tokens were limited to groups of experts, so their choice is not top-K
 
 
 def verify(trace: Trace | None = None, *, batches: int = 16) -> list[Verdict]:
-    """Every statement: on the built-in problems, or on a trace's whole batches (at most `batches`, spread evenly).
+    """Every statement: on the built-in problems, or on a trace's whole batches (at most `batches`,
+    spread evenly).
 
     Example:
         >>> verdicts = verify()  # a few seconds
@@ -63,7 +70,9 @@ def verdicts(trace: Trace | None = None, *, batches: int = 16) -> Iterator[Verdi
     else:
         kept = whole_records(trace, batches)
         runs = [run_of_record(record, trace, layer) for layer, record in kept]
-        draws = [draws_of_record(record, trace.top_k) for _, record in kept[:: -(-len(kept) // 3) or 1]]
+        draws = [
+            draws_of_record(record, trace.top_k) for _, record in kept[:: -(-len(kept) // 3) or 1]
+        ]
     silent = "" if runs else NO_BATCH
     if trace is not None and trace.about.get("groups"):
         silent = GROUPS
@@ -81,10 +90,16 @@ def verdicts(trace: Trace | None = None, *, batches: int = 16) -> Iterator[Verdi
 
 
 def whole_records(trace: Trace, most: int) -> list[tuple[str, Record]]:
-    """The batches kept whole, over all layers, thinned evenly to at most `most`, with their layers' names."""
+    """The batches kept whole, over all layers, thinned evenly to at most `most`, with their layers'
+    names.
+    """
     if most < 1:
         raise ValueError(f"batches must be at least 1, not {most}")
-    places = [(step, layer) for layer in range(len(trace.layers)) for step in trace.whole_steps(layer)]
+    places = [
+        (step, layer) for layer in range(len(trace.layers)) for step in trace.whole_steps(layer)
+    ]
     places.sort()
-    chosen = [places[i * len(places) // most] for i in range(most)] if len(places) > most else places
+    chosen = (
+        [places[i * len(places) // most] for i in range(most)] if len(places) > most else places
+    )
     return [(trace.layers[layer], trace.record(layer, step)) for step, layer in chosen]

@@ -1,4 +1,6 @@
-"""The command line of `equipoise train`: the fields of Config, with a preset's or a file's values as defaults."""
+"""The command line of `equipoise train`: the fields of Config, with a preset's or a file's values
+as defaults.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from equipoise.extras import require
+from equipoise.storage.optional import require
 from equipoise.training.config import Config, preset, read
 from equipoise.training.loop import train
 
@@ -45,7 +47,9 @@ def run(arguments: Sequence[str], measure: Callable[[Path], object]) -> None:
 def parse(arguments: Sequence[str], base: Config) -> Config:
     """The config that flags make of a base."""
     tyro = require("tyro", extra="train")
-    return tyro.cli(Config, prog="equipoise train", description=DESCRIPTION, args=list(arguments), default=base)
+    return tyro.cli(
+        Config, prog="equipoise train", description=DESCRIPTION, args=list(arguments), default=base
+    )
 
 
 def _base(name: str | None, file: str | None) -> Config:
@@ -54,11 +58,15 @@ def _base(name: str | None, file: str | None) -> Config:
     config = read(file)
     if name is None or name == config.preset:
         return config
-    raise ValueError(f"{file} is of the preset {config.preset!r}: change it there, or leave --preset {name} out")
+    raise ValueError(
+        f"{file} is of the preset {config.preset!r}: change it there, or leave --preset {name} out"
+    )
 
 
 def _told(config: Config, result: dict[str, Any]) -> str:
     return (
-        f"{config.out}: {result['steps']} steps, {result['tokens']:,} tokens, {result['seconds']:.0f} s. Validation loss "
-        f"{result['validation_loss']:.4f}, imbalance {result['imbalance']:.4f}, max violation {result['max_violation']:.3f}"
+        f"{config.out}: {result['steps']} steps, {result['tokens']:,} tokens, "
+        f"{result['seconds']:.0f} s. Validation loss "
+        f"{result['validation_loss']:.4f}, imbalance {result['imbalance']:.4f}, max violation "
+        f"{result['max_violation']:.3f}"
     )

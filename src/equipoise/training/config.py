@@ -1,4 +1,5 @@
-"""Config: everything a training follows from. One dataclass is the command line, the YAML file and the Python API.
+"""Config: everything a training follows from. One dataclass is the command line, the YAML file and
+the Python API.
 
     preset("tiny", balancer="quantile", steps=100, out="runs/a")          in Python
     equipoise train --preset tiny --balancer quantile --steps 100         on the command line (command.py)
@@ -19,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.balancing import Balancer, balancer
-from equipoise.extras import require
 from equipoise.model import MODELS, ModelConfig
+from equipoise.storage.optional import require
 
 Option = int | float | str
 WEIGHED = ("aux", "z_loss")  # what the paper calls u is a weight in the loss for these
@@ -31,7 +32,9 @@ class Config:
     """How to train. See docs/training.md for what each choice costs."""
 
     preset: str = "tiny"
-    """tiny, small, paper-tiny, deepseekmoe-1b or deepseekmoe-3b: where all other values come from unless given"""
+    """tiny, small, paper-tiny, deepseekmoe-1b or deepseekmoe-3b: where all other values come from
+    unless given
+    """
     out: str = "runs/unnamed"
     """the run's folder"""
     resume: bool = False
@@ -40,7 +43,9 @@ class Config:
     balancer: str = "deepseek"
     """one of equipoise.balancers()"""
     update_rate: float | None = None
-    """the paper's u: the balancer's step, or the weight of the auxiliary loss; by default the balancer's own"""
+    """the paper's u: the balancer's step, or the weight of the auxiliary loss; by default the
+    balancer's own
+    """
     balancer_options: dict[str, Option] = field(default_factory=dict)
     """other options of the balancer, by name"""
     look_ahead: int = 0
@@ -49,14 +54,17 @@ class Config:
     data: str = "docstrings"
     """docstrings, wikitext-103, or a text file or folder"""
     tokenizer: str = "auto"
-    """bpe (trained on the data), gpt2, or a file or folder; auto: gpt2 for wikitext-103, else bpe"""
+    """bpe (trained on the data), gpt2, or a file or folder; auto: gpt2 for wikitext-103, else bpe
+    """
 
     steps: int = 300
     """optimizer steps"""
     batch_size: int = 8
     """sequences in a step, over all ranks"""
     micro_batch_size: int | None = None
-    """sequences in a forward of one rank; gradients accumulate until the batch is done. Default: the rank's whole share"""
+    """sequences in a forward of one rank; gradients accumulate until the batch is done. Default:
+    the rank's whole share
+    """
     learning_rate: float = 1e-3
     warmup_steps: int = 0
     """the learning rate rises linearly from 0 over these"""
@@ -84,15 +92,18 @@ class Config:
     trace_scores: int = 32
     """tokens whose scores are kept in every record of the trace, as a sample"""
     trace_batches: int = 8
-    """batches whose scores are kept whole, spread over the training: the theorems are about such. Needs one rank and no
-    accumulation; else only the first forward's are kept, as a sample"""
+    """batches whose scores are kept whole, spread over the training: the theorems are about such.
+    Needs one rank and no accumulation; else only the first forward's are kept, as a sample
+    """
     histogram_steps: tuple[int, ...] = ()
     """steps at which scores and shifts are counted into histograms (the paper's figures 3 and 4)"""
 
     device: str = "auto"
     """cpu, cuda, ...; auto: cuda if there is one"""
     precision: str = "auto"
-    """float32 or bfloat16 (autocast; weights stay float32); auto: bfloat16 where the device multiplies it fast"""
+    """float32 or bfloat16 (autocast; weights stay float32); auto: bfloat16 where the device
+    multiplies it fast
+    """
     parallel: str = "ddp"
     """with several ranks: ddp, a whole model on each, or fsdp, its weights shared out"""
     recompute: bool = False
@@ -100,15 +111,19 @@ class Config:
     compile: bool = False
     """torch.compile each layer"""
     lanes: int | None = None
-    """parts of a forward that run side by side on the CPU, each on its share of the threads; by default 2 where threads are
-    even in number and the parts make the same choices as the whole, else 1"""
+    """parts of a forward that run side by side on the CPU, each on its share of the threads; by
+    default 2 where threads are even in number and the parts make the same choices as the whole,
+    else 1
+    """
 
     model: ModelConfig = MODELS["tiny"]
     """its sizes"""
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "keep_checkpoints"):
-            _require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}")
+            _require(
+                getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}"
+            )
         for name in (
             "warmup_steps",
             "evaluate_every",
@@ -119,13 +134,18 @@ class Config:
             "trace_batches",
             "look_ahead",
         ):
-            _require(getattr(self, name) >= 0, f"{name} must not be negative, but is {getattr(self, name)}")
+            _require(
+                getattr(self, name) >= 0,
+                f"{name} must not be negative, but is {getattr(self, name)}",
+            )
         for name in ("learning_rate", "clip"):
             value = getattr(self, name)
             _require(0 < value < math.inf, f"{name} must be positive and finite, not {value}")
         for name in ("weight_decay", "seed"):
             value = getattr(self, name)
-            _require(0 <= value < math.inf, f"{name} must be finite and not negative, but is {value}")
+            _require(
+                0 <= value < math.inf, f"{name} must be finite and not negative, but is {value}"
+            )
         rate = self.update_rate
         _require(rate is None or math.isfinite(rate), f"update_rate must be finite, not {rate}")
         for step in self.histogram_steps:
@@ -138,11 +158,16 @@ class Config:
             f"final_learning_rate is a share, between 0 and 1, not {self.final_learning_rate}",
         )
         for name, known in CHOICES.items():
-            _require(getattr(self, name) in known, f"{name} must be {' or '.join(known)}, not {getattr(self, name)!r}")
+            _require(
+                getattr(self, name) in known,
+                f"{name} must be {' or '.join(known)}, not {getattr(self, name)!r}",
+            )
         for name in ("micro_batch_size", "lanes"):
             size = getattr(self, name)
             _require(size is None or size >= 1, f"{name} must be at least 1, not {size}")
-        self.make_balancer(self.model.num_experts, self.model.top_k)  # a wrong name or option is told at once
+        self.make_balancer(
+            self.model.num_experts, self.model.top_k
+        )  # a wrong name or option is told at once
 
     def make_balancer(self, num_experts: int, top_k: int) -> Balancer:
         options: dict[str, Any] = dict(self.balancer_options)
@@ -161,8 +186,9 @@ class Config:
 
 CHOICES = {"precision": ("auto", "float32", "bfloat16"), "parallel": ("ddp", "fsdp")}
 
-# The paper states batch, sequence length, steps, AdamW, learning rate and weight decay (section 3.1). It states no schedule:
-# the rate is constant here, as read. Betas and clipping are those of its sources (Dai et al. 2024).
+# The paper states batch, sequence length, steps, AdamW, learning rate and weight decay (section
+# 3.1). It states no schedule: the rate is constant here, as read. Betas and clipping are those of
+# its sources (Dai et al. 2024).
 PAPER = {
     "data": "wikitext-103",
     "steps": 100_000,
@@ -179,8 +205,15 @@ PAPER = {
 }
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"learning_rate": 3e-3, "warmup_steps": 20, "evaluate_every": 0},
-    "small": {"steps": 2000, "batch_size": 16, "warmup_steps": 100, "evaluate_every": 200, "checkpoint_every": 200},
-    # the paper's experiment on two cores: a constant rate, so that what is learnt about balance has settled and not stopped
+    "small": {
+        "steps": 2000,
+        "batch_size": 16,
+        "warmup_steps": 100,
+        "evaluate_every": 200,
+        "checkpoint_every": 200,
+    },
+    # the paper's experiment on two cores: a constant rate, so that what is learnt about balance has
+    # settled and not stopped
     "paper-tiny": {
         "steps": 800,
         "batch_size": 8,
@@ -199,7 +232,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 def preset(name: str, **changes: Any) -> Config:
     """A named configuration, with changes. `model` may be a ModelConfig or a dict of its changes."""
     if name not in PRESETS:
-        raise ValueError(f"no preset {name!r}{_near(name, PRESETS)}: there are {', '.join(PRESETS)}")
+        raise ValueError(
+            f"no preset {name!r}{_near(name, PRESETS)}: there are {', '.join(PRESETS)}"
+        )
     return update(Config(preset=name, model=MODELS[name], **PRESETS[name]), changes)
 
 
@@ -225,7 +260,9 @@ def write_yaml(config: Config) -> str:
     return require("yaml", extra="train").safe_dump(config.to_dict(), sort_keys=False)
 
 
-def differences(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+def differences(
+    one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = ""
+) -> dict[str, tuple[Any, Any]]:
     """The names whose values differ between two configs as dicts, with both values."""
     found: dict[str, tuple[Any, Any]] = {}
     for name in {**one, **other}:
@@ -265,7 +302,9 @@ def _converted(value: Any, wanted: Any, name: str) -> Any:
     if typing.get_origin(wanted) in (tuple, dict):
         kind = "a list" if typing.get_origin(wanted) is tuple else "lines of the form 'name: value'"
         raise ValueError(f"{name} must be {kind}, not {value!r}")
-    if any(isinstance(value, each) and (each is bool) == isinstance(value, bool) for each in allowed):
+    if any(
+        isinstance(value, each) and (each is bool) == isinstance(value, bool) for each in allowed
+    ):
         return value
     names = " or ".join("nothing" if each is type(None) else each.__name__ for each in allowed)
     raise ValueError(f"{name} must be {names}, not {value!r}")

@@ -1,11 +1,13 @@
 """What an evaluation says, and how far chance moved it.
 
-Loads are counted for each sequence apart. The tokens of a sequence are alike, so chance is a matter of which sequences were
-drawn, not which tokens. Drawing the sequences again with replacement (a block bootstrap) gives
+Loads are counted for each sequence apart. The tokens of a sequence are alike, so chance is a matter
+of which sequences were drawn, not which tokens. Drawing the sequences again with replacement (a
+block bootstrap) gives
 
     imbalance_error   the standard deviation of the printed imbalance over such draws
     floor             the imbalance that chance alone leaves: how far the loads of a draw lie from those of the whole set.
-                      A shift that is right for the text, and not for just these sequences, shows this much
+                      A shift that is right for the text, and not for just these sequences, shows
+                      this much
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ def loads_by_sequence(routings: Sequence[Routing], sequences: int, num_experts: 
     """(B, layers, E) int64: what each of a forward's sequences gave each expert."""
     if not routings:
         return torch.zeros(sequences, 0, num_experts, dtype=torch.int64)
-    return torch.stack([_loads(routing.experts.reshape(sequences, -1), num_experts) for routing in routings], dim=1)
+    return torch.stack(
+        [_loads(routing.experts.reshape(sequences, -1), num_experts) for routing in routings], dim=1
+    )
 
 
 def _loads(chosen: Tensor, num_experts: int) -> Tensor:
@@ -69,17 +73,25 @@ def summarise(total_loss: float, loads: Tensor) -> Validation:
     )
 
 
-def bootstrap(loads: np.ndarray, draws: int = DRAWS, seed: int = 0) -> tuple[float | None, float | None]:
-    """(imbalance_error, floor) from loads (N, layers, E); see the top of the file. One sequence tells nothing."""
+def bootstrap(
+    loads: np.ndarray, draws: int = DRAWS, seed: int = 0
+) -> tuple[float | None, float | None]:
+    """(imbalance_error, floor) from loads (N, layers, E); see the top of the file. One sequence
+    tells nothing.
+    """
     number, layers = loads.shape[:2]
     if number < 2 or layers == 0:
         return None, None
     times = np.random.default_rng(seed).multinomial(number, np.full(number, 1 / number), size=draws)
     drawn = np.tensordot(times.astype(float), loads.astype(float), axes=1)  # (draws, layers, E)
     whole = loads.sum(0)
-    drawn *= whole.sum(-1, keepdims=True) / drawn.sum(-1, keepdims=True)  # sequences may be of unequal lengths
+    drawn *= whole.sum(-1, keepdims=True) / drawn.sum(
+        -1, keepdims=True
+    )  # sequences may be of unequal lengths
     target = whole.mean(-1, keepdims=True)
-    widen = (number / (number - 1)) ** 0.5  # the spread of n things around their own mean is too small by this
+    widen = (
+        number / (number - 1)
+    ) ** 0.5  # the spread of n things around their own mean is too small by this
     imbalance = np.abs(drawn / target - 1).mean((1, 2))
     moved = np.abs(drawn - whole) / target
     return float(imbalance.std() * widen), float(moved.mean() * widen)
@@ -91,13 +103,17 @@ def idle_of_devices(forwards: Tensor) -> float | None:
 
 
 def idle_together(shares: Iterable[float | None]) -> float | None:
-    """The idle share over forwards of equal size whose own are `shares`: each lasts 1 / (1 - share) of an even one's time."""
+    """The idle share over forwards of equal size whose own are `shares`: each lasts 1 / (1 - share)
+    of an even one's time.
+    """
     lasts = [1 / (1 - share) for share in shares if share is not None]
     return 1 - len(lasts) / sum(lasts) if lasts else None
 
 
 def over_training(steps: Sequence[dict[str, Any]]) -> dict[str, float | None]:
-    """Imbalance and idle share of a training's batches, from its rows: in all, in the first fifth, in the last quarter."""
+    """Imbalance and idle share of a training's batches, from its rows: in all, in the first fifth,
+    in the last quarter.
+    """
     parts = {
         "training": steps,
         "early": steps[: max(1, len(steps) // 5)],

@@ -1,13 +1,15 @@
 """Lanes: a forward and its backward in parts that run side by side, each on its own threads.
 
-On the CPU torch gives every operation all threads, and each waits for the slowest of them before the next can begin. Two parts
-of a batch need not wait for each other: with half the threads each, a step of `small` takes a tenth less time on two cores.
+On the CPU torch gives every operation all threads, and each waits for the slowest of them before
+the next can begin. Two parts of a batch need not wait for each other: with half the threads each, a
+step of `small` takes a tenth less time on two cores.
 
     each lane:   loss and gradients of its sequences, as its share of the batch's mean
     at the end:  gradients are added in the order of the lanes, so that the sum is the same in every run
 
-Every lane has a copy of the model that shares all memory but the gradients. A token's experts must not depend on the other
-tokens of the batch (Balancer.judges_tokens_apart), or the parts would not be the whole. Tallies are whole numbers and add up.
+Every lane has a copy of the model that shares all memory but the gradients. A token's experts must
+not depend on the other tokens of the batch (Balancer.judges_tokens_apart), or the parts would not
+be the whole. Tallies are whole numbers and add up.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from torch import Tensor, nn
 from equipoise.model import DeepSeekMoE, ModelOutput
 from equipoise.routing import Tally
 from equipoise.training.config import Config
-from equipoise.training.distributed import World
+from equipoise.training.ranks import World
 
 Work = Callable[[nn.Module, Tensor, Tensor, float], ModelOutput]
 """(model, tokens, targets, share of the batch): forward and backward"""
@@ -50,16 +52,22 @@ class Lanes:
         return [self.net, *self.twins]
 
     def run(self, work: Work, tokens: Tensor, targets: Tensor, share: float) -> ModelOutput:
-        """Work on the batch (B, S), which is `share` of a step's, and return one output for all of it."""
+        """Work on the batch (B, S), which is `share` of a step's, and return one output for all of
+        it.
+        """
         if not self.threads:
             return work(self.models[0], tokens, targets, share)
         parts = [each.tensor_split(len(self.threads)) for each in (tokens, targets)]
         shares = [len(part) / len(tokens) for part in parts[0]]
         running = [
             thread.submit(work, model, some, wanted, share * size)
-            for thread, model, some, wanted, size in zip(self.threads, self.models, *parts, shares, strict=True)
+            for thread, model, some, wanted, size in zip(
+                self.threads, self.models, *parts, shares, strict=True
+            )
         ]
-        wait(running)  # also if one fails: the others must not go on beside whoever handles the error
+        wait(
+            running
+        )  # also if one fails: the others must not go on beside whoever handles the error
         return _together([each.result() for each in running], shares)
 
     def collect(self) -> None:
@@ -100,26 +108,35 @@ def _why_not(config: Config, world: World) -> str | None:
 
 def _twin(net: DeepSeekMoE) -> DeepSeekMoE:
     """A copy that shares weights, buffers and balancers, and has gradients of its own."""
-    shared: dict[int, Any] = {id(weight): nn.Parameter(weight.detach()) for weight in net.parameters()}
+    shared: dict[int, Any] = {
+        id(weight): nn.Parameter(weight.detach()) for weight in net.parameters()
+    }
     shared |= {id(buffer): buffer for buffer in net.buffers()}
-    shared |= {id(layer.router.balancer): layer.router.balancer for layer in net.moe_layers.values()}
+    shared |= {
+        id(layer.router.balancer): layer.router.balancer for layer in net.moe_layers.values()
+    }
     return copy.deepcopy(net, shared)
 
 
 def _threads(count: int) -> list[ThreadPoolExecutor]:
     """A thread for each lane, which gives torch's operations its share of all threads.
 
-    torch.set_num_threads counts for the thread that calls it, and for those that have not asked for their number yet.
+    torch.set_num_threads counts for the thread that calls it, and for those that have not asked for
+    their number yet.
     """
     everybodys = torch.get_num_threads()
 
     share = max(1, everybodys // count)
     threads = [
-        ThreadPoolExecutor(1, thread_name_prefix="lane", initializer=torch.set_num_threads, initargs=(share,))
+        ThreadPoolExecutor(
+            1, thread_name_prefix="lane", initializer=torch.set_num_threads, initargs=(share,)
+        )
         for _ in range(count)
     ]
     for thread in threads:
-        thread.submit(torch.get_num_threads).result()  # ask now: its first operation would take everybody's again
+        thread.submit(
+            torch.get_num_threads
+        ).result()  # ask now: its first operation would take everybody's again
     torch.set_num_threads(everybodys)
     return threads
 
@@ -127,9 +144,17 @@ def _threads(count: int) -> list[ThreadPoolExecutor]:
 def _together(outputs: list[ModelOutput], shares: list[float]) -> ModelOutput:
     """One forward's output from those of its parts."""
     weights = torch.tensor(shares, dtype=torch.float64)
-    means = [(torch.stack(each).double() * weights).sum() for each in zip(*((o.loss, o.penalty) for o in outputs))]
-    tallies = [_one_forward(sum(parts[1:], start=parts[0])) for parts in zip(*(o.tallies for o in outputs))]
-    samples = [sum(s for s in parts if s is not None) or None for parts in zip(*(o.samples for o in outputs))]
+    means = [
+        (torch.stack(each).double() * weights).sum()
+        for each in zip(*((o.loss, o.penalty) for o in outputs))
+    ]
+    tallies = [
+        _one_forward(sum(parts[1:], start=parts[0])) for parts in zip(*(o.tallies for o in outputs))
+    ]
+    samples = [
+        sum(s for s in parts if s is not None) or None
+        for parts in zip(*(o.samples for o in outputs))
+    ]
     return ModelOutput(means[0], None, means[1], tallies, samples, [])
 
 

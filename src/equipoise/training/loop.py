@@ -24,14 +24,14 @@ from typing import Any
 import torch
 
 from equipoise.model import count_parameters
+from equipoise.storage.atomic import remove_unfinished, write_json, write_text
 from equipoise.training import observers
 from equipoise.training.checkpoint import Checkpoints, refuse_other_config
 from equipoise.training.config import Config, read, write_yaml
-from equipoise.training.corpus import Corpus, prepare
-from equipoise.training.distributed import World, join
+from equipoise.training.data.corpus import Corpus, prepare
 from equipoise.training.evaluation import over_training
-from equipoise.training.files import remove_unfinished, write_json, write_text
 from equipoise.training.progress import Progress, on_a_terminal
+from equipoise.training.ranks import World, join
 from equipoise.training.stopping import Stopped, StopSignals
 from equipoise.training.trainer import Trainer
 
@@ -48,7 +48,9 @@ def train(config: Config) -> dict[str, Any]:
     """
     folder = Path(config.out)
     finished = folder / "result.json"
-    if config.resume and (folder / "config.yaml").exists():  # also before the first checkpoint: metrics and trace go on
+    if (
+        config.resume and (folder / "config.yaml").exists()
+    ):  # also before the first checkpoint: metrics and trace go on
         refuse_other_config(folder, read(folder / "config.yaml").to_dict(), config.to_dict())
     if config.resume and finished.exists():
         return json.loads(finished.read_text())
@@ -77,7 +79,9 @@ class Run:
     def __init__(self, folder: Path, trainer: Trainer, signals: StopSignals) -> None:
         self.folder, self.trainer, self.signals = folder, trainer, signals
         self.config, self.world = trainer.config, trainer.world
-        self.checkpoints = Checkpoints(folder / "checkpoints", self.world, self.config.keep_checkpoints)
+        self.checkpoints = Checkpoints(
+            folder / "checkpoints", self.world, self.config.keep_checkpoints
+        )
         self.observers = _observers(folder, trainer) if self.world.first else []
         self.watching: list[observers.Observer] = []
         self.number = 0
@@ -108,7 +112,9 @@ class Run:
         config = self.config
         while self.number < config.steps:
             started = perf_counter()
-            step = self.trainer.step(self.number + 1, keep_scores=self._wants_scores(self.number + 1))
+            step = self.trainer.step(
+                self.number + 1, keep_scores=self._wants_scores(self.number + 1)
+            )
             seconds = perf_counter() - started
             self.number, self.seconds = step.number, self.seconds + seconds
             for observer in self.observers:
@@ -120,7 +126,8 @@ class Run:
                 self._save()
             if stop and self.number < config.steps:
                 raise Stopped(
-                    f"stopped at step {self.number} of {config.steps} by {signal.Signals(stop).name}. A checkpoint was "
+                    f"stopped at step {self.number} of {config.steps} by "
+                    f"{signal.Signals(stop).name}. A checkpoint was "
                     f"written: continue with --resume",
                     stop,
                 )
@@ -166,7 +173,9 @@ class Run:
 
     def _asked_to_stop(self) -> int:
         """The signal's number, if any rank received one: all must stop after the same step."""
-        return int(max(self.world.sum([float(self.signals.received)]))) and (self.signals.received or signal.SIGTERM)
+        return int(max(self.world.sum([float(self.signals.received)]))) and (
+            self.signals.received or signal.SIGTERM
+        )
 
     def _wants_scores(self, number: int) -> bool:
         config = self.config
@@ -178,7 +187,11 @@ class Run:
         return {
             "versions": versions(),
             "seed": self.config.seed,
-            "corpus": {"name": corpus.name, "digest": corpus.digest, "train_tokens": len(corpus.train)},
+            "corpus": {
+                "name": corpus.name,
+                "digest": corpus.digest,
+                "train_tokens": len(corpus.train),
+            },
             "parameters": counted._asdict(),
             "ranks": self.world.ranks,
             "device": str(self.world.device),
@@ -266,7 +279,9 @@ def _prepare(config: Config) -> Corpus:
 
 def _refuse_to_overwrite(folder: Path, config: Config) -> None:
     if not config.resume and (folder / "run.json").exists():
-        raise ValueError(f"{folder} already holds a run: pass --resume to continue it, or another --out")
+        raise ValueError(
+            f"{folder} already holds a run: pass --resume to continue it, or another --out"
+        )
 
 
 def _due(number: int, every: int) -> bool:

@@ -1,7 +1,9 @@
-"""Observers: what is written down while a training runs. They see steps and evaluations, and change nothing.
+"""Observers: what is written down while a training runs. They see steps and evaluations, and change
+nothing.
 
-Each has the same moments: resumed(step) before the first step, stepped, evaluated, saving(step) before a checkpoint
-appears, and close. A run that was killed and resumed leaves the files that an unbroken one would have left, but for times.
+Each has the same moments: resumed(step) before the first step, stepped, evaluated, saving(step)
+before a checkpoint appears, and close. A run that was killed and resumed leaves the files that an
+unbroken one would have left, but for times.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ import numpy as np
 import torch
 
 from equipoise.balancing import Dual
-from equipoise.balancing.directions import LoadGap
+from equipoise.balancing.shift.directions import LoadGap
+from equipoise.storage.atomic import write_json, write_text
 from equipoise.trace import TraceWriter
 from equipoise.training.config import Config
 from equipoise.training.evaluation import Validation, idle_together
-from equipoise.training.files import write_json, write_text
 from equipoise.training.trainer import Layer, Step, Trainer
 
 
@@ -64,13 +66,18 @@ class MetricsFile(Observer):
                 "tokens": step.number * self.tokens_per_step,
                 "tokens_per_second": round(self.tokens_per_step / seconds, 1),
                 "idle_share": idle_together(layer.idle_share for layer in step.layers),
-                **summary([layer.imbalance for layer in step.layers], [layer.max_violation for layer in step.layers]),
+                **summary(
+                    [layer.imbalance for layer in step.layers],
+                    [layer.max_violation for layer in step.layers],
+                ),
             }
         )
 
     def evaluated(self, step: int, measured: Validation) -> None:
         levels = summary(measured.imbalance, measured.max_violation)
-        chance = {name: getattr(measured, name) for name in ("imbalance_error", "floor", "sequences")}
+        chance = {
+            name: getattr(measured, name) for name in ("imbalance_error", "floor", "sequences")
+        }
         self._add({"kind": "validation", "step": step, "loss": measured.loss, **levels, **chance})
 
     def saving(self, step: int) -> None:
@@ -134,7 +141,11 @@ class TraceRecorder(Observer):
         if step.number % self.config.trace_every and not all_of_it:
             return
         for layer in step.layers:
-            rows = len(layer.scores) if all_of_it and layer.scores is not None else self.config.trace_scores
+            rows = (
+                len(layer.scores)
+                if all_of_it and layer.scores is not None
+                else self.config.trace_scores
+            )
             sample = _spread(layer.scores, rows)
             self._writer.append(
                 step.number,
@@ -144,14 +155,17 @@ class TraceRecorder(Observer):
                 loads=layer.loads.numpy(),
                 step_size=self._step_size(layer),
                 scores=sample,
-                whole=sample is not None and len(sample) * self.config.model.top_k == int(layer.loads.sum()),
+                whole=sample is not None
+                and len(sample) * self.config.model.top_k == int(layer.loads.sum()),
             )
 
     def close(self) -> None:
         self._writer.close()
 
     def _step_size(self, layer: Layer) -> np.ndarray | None:
-        """What multiplied each expert's gap in tokens, for rules that follow the gap: the paper's epsilon_k (eq. 6)."""
+        """What multiplied each expert's gap in tokens, for rules that follow the gap: the paper's
+        epsilon_k (eq. 6).
+        """
         balancer = self.trainer.balancers[layer.name]
         if not isinstance(balancer, Dual) or not isinstance(balancer.direction, LoadGap):
             return None
@@ -161,7 +175,9 @@ class TraceRecorder(Observer):
 
 
 class Histograms(Observer):
-    """histograms/: how scores and shifts are distributed at chosen steps (the paper's figures 3 and 4)."""
+    """histograms/: how scores and shifts are distributed at chosen steps (the paper's figures 3 and
+    4).
+    """
 
     BINS = 128
 
@@ -173,12 +189,16 @@ class Histograms(Observer):
             return
         self.folder.mkdir(exist_ok=True)
         layers = {layer.name: self._count(layer) for layer in step.layers}
-        write_json(self.folder / f"step-{step.number:08d}.json", {"step": step.number, "layers": layers})
+        write_json(
+            self.folder / f"step-{step.number:08d}.json", {"step": step.number, "layers": layers}
+        )
 
     def _count(self, layer: Layer) -> dict[str, Any]:
         """Shifts are so few that they are kept as they are."""
         assert layer.scores is not None
-        counts, edges = np.histogram(layer.scores.numpy(), self.BINS, range=(0, float(layer.scores.max())))
+        counts, edges = np.histogram(
+            layer.scores.numpy(), self.BINS, range=(0, float(layer.scores.max()))
+        )
         return {
             "scores": {"from": 0.0, "to": float(edges[-1]), "counts": counts.tolist()},
             "shift": layer.shift.tolist(),

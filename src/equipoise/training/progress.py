@@ -1,10 +1,12 @@
-"""What a person sees: a bar with loss, imbalance, speed and time left on a terminal, and nothing anywhere else."""
+"""What a person sees: a bar with loss, imbalance, speed and time left on a terminal, and nothing
+anywhere else.
+"""
 
 from __future__ import annotations
 
 import sys
 
-from equipoise.extras import require
+from equipoise.storage.optional import require
 from equipoise.training.evaluation import Validation
 from equipoise.training.observers import Observer, summary
 from equipoise.training.trainer import Step
@@ -29,7 +31,10 @@ class Progress(Observer):
             TextColumn("training"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]}  imbalance {task.fields[imbalance]}  {task.fields[speed]} tokens/s"),
+            TextColumn(
+                "loss {task.fields[loss]}  imbalance {task.fields[imbalance]}  "
+                "{task.fields[speed]} tokens/s"
+            ),
             TimeRemainingColumn(),
             console=self.console,
         )
@@ -52,7 +57,9 @@ class Progress(Observer):
     def evaluated(self, step: int, measured: Validation) -> None:
         level = summary(measured.imbalance, measured.max_violation)["imbalance"]
         chance = "" if measured.floor is None else f" (chance alone {measured.floor:.4f})"
-        self.console.print(f"step {step}: validation loss {measured.loss:.4f}, imbalance {level:.4f}{chance}")
+        self.console.print(
+            f"step {step}: validation loss {measured.loss:.4f}, imbalance {level:.4f}{chance}"
+        )
 
     def close(self) -> None:
         self._bar.stop()

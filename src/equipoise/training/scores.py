@@ -18,7 +18,8 @@ from equipoise.routing import score_function
 
 @contextlib.contextmanager
 def watch_scores(*nets: DeepSeekMoE, wanted: bool = True) -> Iterator[dict[str, Tensor]]:
-    """The scores (T, E) of every MoE layer in the first forward of the block, on the CPU; the dict is filled when it ends.
+    """The scores (T, E) of every MoE layer in the first forward of the block, on the CPU; the dict
+    is filled when it ends.
 
     Where several nets shared the forward's tokens, the scores of the first one's come first.
     """
@@ -51,8 +52,14 @@ def _keep(seen: dict[str, Tensor], name: str) -> Any:
 
 
 def choose_layers(found: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """Those of the layers that a name or pattern stands for, in the model's order; all where nothing is wanted."""
+    """Those of the layers that a name or pattern stands for, in the model's order; all where
+    nothing is wanted.
+    """
     for pattern in wanted:
         if not fnmatch.filter(found, pattern):
             raise ValueError(f"no layer {pattern!r}: there are {', '.join(found)}")
-    return [name for name in found if not wanted or any(fnmatch.fnmatch(name, pattern) for pattern in wanted)]
+    return [
+        name
+        for name in found
+        if not wanted or any(fnmatch.fnmatch(name, pattern) for pattern in wanted)
+    ]

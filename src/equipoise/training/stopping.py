@@ -1,4 +1,6 @@
-"""Stopping when asked to: SIGTERM and Ctrl-C end the step that is running, write a checkpoint and leave."""
+"""Stopping when asked to: SIGTERM and Ctrl-C end the step that is running, write a checkpoint and
+leave.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,13 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         self._before: dict[int, Any] = {}
-        if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
-            self._before = {number: signal.signal(number, self._receive) for number in (signal.SIGTERM, signal.SIGINT)}
+        if (
+            threading.current_thread() is threading.main_thread()
+        ):  # Python allows handlers nowhere else
+            self._before = {
+                number: signal.signal(number, self._receive)
+                for number in (signal.SIGTERM, signal.SIGINT)
+            }
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,4 +1,5 @@
-"""Trainer: the model, its optimizer and its data; one step, one evaluation, and all the tensors there are to save.
+"""Trainer: the model, its optimizer and its data; one step, one evaluation, and all the tensors
+there are to save.
 
 One step, over M micro-batches and R ranks:
 
@@ -23,12 +24,12 @@ from equipoise.balancing import Balancer
 from equipoise.layers import Sample
 from equipoise.model import DeepSeekMoE, ModelOutput
 from equipoise.routing import Tally, metrics, reduce
-from equipoise.training.batches import Batches, cut, validation_batches, validation_windows
 from equipoise.training.config import Config
-from equipoise.training.corpus import Corpus
-from equipoise.training.distributed import World, accumulating, share_out, whole
+from equipoise.training.data.batches import Batches, cut, validation_batches, validation_windows
+from equipoise.training.data.corpus import Corpus
 from equipoise.training.evaluation import Validation, idle_of_devices, loads_by_sequence, summarise
 from equipoise.training.lanes import Lanes, how_many
+from equipoise.training.ranks import World, accumulating, share_out, whole
 from equipoise.training.schedule import learning_rate
 from equipoise.training.scores import watch_scores
 
@@ -85,11 +86,18 @@ class Trainer:
         self.lanes = Lanes(self.model, self.net, lanes)
         self.optimizer = _optimizer(self.net, config)
         self.batches = Batches(
-            corpus.train, config.model.sequence_length, config.batch_size, config.seed, world.rank, world.ranks
+            corpus.train,
+            config.model.sequence_length,
+            config.batch_size,
+            config.seed,
+            world.rank,
+            world.ranks,
         )
         self._windows()  # too short a split is told now, and not by the first evaluation
         self.micro_batch = _micro_batch(config, world)
-        self.balancers = {name: layer.router.balancer for name, layer in self.net.moe_layers.items()}
+        self.balancers = {
+            name: layer.router.balancer for name, layer in self.net.moe_layers.items()
+        }
         if (
             lanes > 1 and not config.look_ahead
         ):  # looking ahead, updates follow the tally of a sample that is not in parts
@@ -123,14 +131,20 @@ class Trainer:
                 output = self.model(tokens, targets)
             if counts:
                 total += output.loss.double() * len(tokens)
-                loads.append(loads_by_sequence(output.routings, len(tokens), self.config.model.num_experts))
+                loads.append(
+                    loads_by_sequence(output.routings, len(tokens), self.config.model.num_experts)
+                )
         return summarise(self.world.sum([float(total)])[0], self._of_all_ranks(loads))
 
     def _of_all_ranks(self, loads: list[Tensor]) -> Tensor:
         """(N, layers, E) of all windows in their order. A rank may have had none."""
         limit, world = len(self._windows()), self.world
         whole_set = torch.zeros(
-            limit, len(self.balancers), self.config.model.num_experts, dtype=torch.int64, device=world.device
+            limit,
+            len(self.balancers),
+            self.config.model.num_experts,
+            dtype=torch.int64,
+            device=world.device,
         )
         if loads:
             whole_set[world.rank :: world.ranks] = torch.cat(loads)
@@ -139,24 +153,34 @@ class Trainer:
     def tensors(self) -> dict[str, Tensor]:
         """Everything a checkpoint holds, as tensors that can be copied from and into.
 
-        No step draws a random number, so one generator's state, the same on all ranks, stands for all.
+        No step draws a random number, so one generator's state, the same on all ranks, stands for
+        all.
         """
         found = {f"model.{name}": tensor for name, tensor in self.net.state_dict().items()}
         for name, weight in self.net.named_parameters():
             state = self.optimizer.state[weight]
             if not state:  # before the first step; these are AdamW's own first values
                 state["step"] = torch.zeros((), dtype=torch.float32, device=weight.device)
-                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
+                state["exp_avg"], state["exp_avg_sq"] = (
+                    torch.zeros_like(weight),
+                    torch.zeros_like(weight),
+                )
             found |= {f"optimizer.{name}.{key}": value.detach() for key, value in state.items()}
         return found | {"rng.cpu": torch.get_rng_state()}
 
     def loaded(self, tensors: dict[str, Tensor]) -> None:
-        """After a checkpoint was copied into `tensors()`: all but the generator's state is in place already."""
+        """After a checkpoint was copied into `tensors()`: all but the generator's state is in place
+        already.
+        """
         torch.set_rng_state(tensors["rng.cpu"])
 
-    def _forward_backward(self, number: int, keep_scores: bool) -> tuple[list[ModelOutput], dict[str, Tensor]]:
+    def _forward_backward(
+        self, number: int, keep_scores: bool
+    ) -> tuple[list[ModelOutput], dict[str, Tensor]]:
         tokens, targets = (each.to(self.world.device) for each in self.batches[number - 1])
-        pairs = list(zip(tokens.split(self.micro_batch), targets.split(self.micro_batch), strict=True))
+        pairs = list(
+            zip(tokens.split(self.micro_batch), targets.split(self.micro_batch), strict=True)
+        )
         outputs: list[ModelOutput] = []
         with watch_scores(*self.lanes.nets, wanted=keep_scores) as scores:
             for n, (some, wanted) in enumerate(pairs):
@@ -174,14 +198,20 @@ class Trainer:
     def _means(self, outputs: list[ModelOutput]) -> list[float]:
         """Loss and penalty over micro-batches and ranks."""
         each = torch.stack(
-            [torch.stack((output.loss, output.penalty)).double() for output in outputs if output.loss is not None]
+            [
+                torch.stack((output.loss, output.penalty)).double()
+                for output in outputs
+                if output.loss is not None
+            ]
         )
         return self.world.mean(each.mean(0).tolist())
 
     def _balance(self, outputs: list[ModelOutput], scores: dict[str, Tensor]) -> list[Layer]:
         tallies = reduce(
             {
-                name: sum((output.tallies[n] for output in outputs[1:]), start=outputs[0].tallies[n])
+                name: sum(
+                    (output.tallies[n] for output in outputs[1:]), start=outputs[0].tallies[n]
+                )
                 for n, name in enumerate(self.balancers)
             }
         )
@@ -189,12 +219,17 @@ class Trainer:
         fresh = self._fresh_tallies(outputs) if self.config.look_ahead else tallies
         for name, balancer in self.balancers.items():
             balancer.update(fresh[name])
-        return [self._layer(name, tallies[name], before[name], scores.get(name)) for name in self.balancers]
+        return [
+            self._layer(name, tallies[name], before[name], scores.get(name))
+            for name in self.balancers
+        ]
 
     def _fresh_tallies(self, outputs: list[ModelOutput]) -> dict[str, Tally]:
         fresh = {}
         for n, (name, layer) in enumerate(self.net.moe_layers.items()):
-            samples = [sample for output in outputs if isinstance(sample := output.samples[n], Sample)]
+            samples = [
+                sample for output in outputs if isinstance(sample := output.samples[n], Sample)
+            ]
             fresh[name] = layer.router.fresh_tally(sum(samples[1:], start=samples[0]))
         return reduce(fresh)
 
@@ -213,15 +248,22 @@ class Trainer:
 
     def _windows(self) -> list[int]:
         config = self.config
-        return validation_windows(self.corpus.validation, config.model.sequence_length, config.validation_sequences)
+        return validation_windows(
+            self.corpus.validation, config.model.sequence_length, config.validation_sequences
+        )
 
     def _validation(self) -> Iterator[tuple[Tensor, Tensor, bool]]:
-        """Inputs, targets, and whether they count. Under FSDP every forward is a collective, so that all ranks must make
-        equally many: a rank with fewer sequences looks at the first one again, and does not count it."""
+        """Inputs, targets, and whether they count. Under FSDP every forward is a collective, so
+        that all ranks must make equally many: a rank with fewer sequences looks at the first one
+        again, and does not count it.
+        """
         world, tokens, S = self.world, self.corpus.validation, self.config.model.sequence_length
         number = self.config.validation_sequences
         mine = [
-            (*pair, True) for pair in validation_batches(tokens, S, self.micro_batch, number, world.rank, world.ranks)
+            (*pair, True)
+            for pair in validation_batches(
+                tokens, S, self.micro_batch, number, world.rank, world.ranks
+            )
         ]
         most = -(-len(self._windows()) // world.ranks)  # sequences of the rank that has most
         mine += [(*cut(tokens, [0], S), False)] * (-(-most // self.micro_batch) - len(mine))
@@ -231,7 +273,9 @@ class Trainer:
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         device = self.world.device.type
         wanted = self.config.precision == "bfloat16"
-        if self.config.precision == "auto":  # a CPU has bfloat16 too, but many times slower than float32
+        if (
+            self.config.precision == "auto"
+        ):  # a CPU has bfloat16 too, but many times slower than float32
             wanted = device == "cuda" and torch.cuda.is_bf16_supported()
         return torch.autocast(device, torch.bfloat16) if wanted else contextlib.nullcontext()
 
@@ -240,10 +284,15 @@ def _optimizer(net: DeepSeekMoE, config: Config) -> torch.optim.AdamW:
     """AdamW, where only matrices decay."""
     weights = list(net.parameters())
     groups = [
-        {"params": [each for each in weights if each.dim() > 1], "weight_decay": config.weight_decay},
+        {
+            "params": [each for each in weights if each.dim() > 1],
+            "weight_decay": config.weight_decay,
+        },
         {"params": [each for each in weights if each.dim() == 1], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
+    return torch.optim.AdamW(
+        groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True
+    )
 
 
 def _micro_batch(config: Config, world: World) -> int:
@@ -251,7 +300,8 @@ def _micro_batch(config: Config, world: World) -> int:
     size = config.micro_batch_size or share
     if share % size:
         raise ValueError(
-            f"a batch of {config.batch_size} sequences gives each of {world.ranks} ranks {share}, which do not divide into "
+            f"a batch of {config.batch_size} sequences gives each of {world.ranks} ranks "
+            f"{share}, which do not divide into "
             f"micro-batches of {size}"
         )
     return size
@@ -260,14 +310,18 @@ def _micro_batch(config: Config, world: World) -> int:
 def _shift(balancer: Balancer) -> Tensor:
     """A copy on the CPU; zeros for methods that have none."""
     shift = getattr(balancer, "shift", None)
-    return torch.zeros(balancer.num_experts) if shift is None else shift.detach().to("cpu", copy=True)
+    return (
+        torch.zeros(balancer.num_experts) if shift is None else shift.detach().to("cpu", copy=True)
+    )
 
 
 def _refuse_what_is_not_finite(number: int, loss: float, norm: float, rate: float) -> None:
     for name, value in (("loss", loss), ("norm of the gradient", norm)):
         if not torch.isfinite(torch.tensor(value)):
             raise FloatingPointError(
-                f"the {name} of step {number} is {value}: training stopped before the weights were touched. Usual causes: a "
-                f"learning rate that is too high (it was {rate:.2g}), too little warm-up, or damaged data. Go on from the last "
+                f"the {name} of step {number} is {value}: training stopped before the weights "
+                "were touched. Usual causes: a "
+                f"learning rate that is too high (it was {rate:.2g}), too little warm-up, or "
+                "damaged data. Go on from the last "
                 "checkpoint with --resume, or start anew with a lower --learning-rate"
             )

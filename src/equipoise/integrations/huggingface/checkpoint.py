@@ -1,4 +1,6 @@
-"""Read the router's tensors of a checkpoint, and nothing else of it: safetensors, sharded or not, never unpickled."""
+"""Read the router's tensors of a checkpoint, and nothing else of it: safetensors, sharded or not,
+never unpickled.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,22 @@ from typing import Any
 
 from torch import Tensor
 
-from equipoise.extras import require
-from equipoise.integrations.huggingface.routers import BIAS_NAMES
-from equipoise.integrations.huggingface.sidecar import NAME as SIDECAR
+from equipoise.attach.find.routers import BIAS_NAMES
+from equipoise.attach.state.sidecar import NAME as SIDECAR
+from equipoise.storage.optional import require
 
 _LAYER = re.compile(r"^(.*?\d+)\.")
-_BIAS_OF_GATE = ("deepseek_v4",)  # its checkpoints call it `gate.bias`; gpt_oss has one too, and it is another thing
-_TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k_experts")
+_BIAS_OF_GATE = (
+    "deepseek_v4",
+)  # its checkpoints call it `gate.bias`; gpt_oss has one too, and it is another thing
+_TOP_K = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "moe_topk",
+    "moe_top_k",
+    "moe_k",
+    "top_k_experts",
+)
 _SOFTMAX = ("ernie4_5_moe", "ernie4_5_vl_moe", "ernie4_5_vl_moe_text", "longcat_flash")
 
 
@@ -58,15 +69,21 @@ def read_plan(folder: Path) -> Plan:
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path} is not there: name a folder that save_pretrained wrote, or that came from the hub"
+            f"{path} is not there: name a folder that save_pretrained wrote, or that came from "
+            "the hub"
         )
     config = _object(path)
     family = str(config.get("model_type", "?"))
     inner: dict[str, Any] = {**config, **(config.get("text_config") or {})}
     top_k = next((inner[name] for name in _TOP_K if isinstance(inner.get(name), int)), None)
     if top_k is None:
-        raise ValueError(f"{path} does not say how many experts a token takes: none of {', '.join(_TOP_K)}")
-    number, keep = inner.get("n_group") or inner.get("num_expert_group") or 1, inner.get("topk_group") or 1
+        raise ValueError(
+            f"{path} does not say how many experts a token takes: none of {', '.join(_TOP_K)}"
+        )
+    number, keep = (
+        inner.get("n_group") or inner.get("num_expert_group") or 1,
+        inner.get("topk_group") or 1,
+    )
     return Plan(family, top_k, _score(family, inner), (number, keep) if number > keep else None)
 
 
@@ -85,7 +102,9 @@ def read_biases(folder: Path, plan: Plan) -> Iterator[StoredBias]:
     try:
         yield from _read_biases(folder, plan)
     except require("safetensors", extra="hf").SafetensorError as error:
-        raise ValueError(f"a .safetensors file of {folder} is damaged ({error}): fetch it again") from error
+        raise ValueError(
+            f"a .safetensors file of {folder} is damaged ({error}): fetch it again"
+        ) from error
 
 
 def _read_biases(folder: Path, plan: Plan) -> Iterator[StoredBias]:
@@ -111,12 +130,15 @@ def weight_files(folder: Path) -> dict[str, Path]:
             raise ValueError(f"{index} is damaged: it has no weight_map. Fetch it again")
         lost = sorted({name for name in names.values() if not (folder / name).is_file()})
         if lost:
-            raise FileNotFoundError(f"{index} names files that are not there: {', '.join(lost[:3])}")
+            raise FileNotFoundError(
+                f"{index} names files that are not there: {', '.join(lost[:3])}"
+            )
         return {key: folder / name for key, name in names.items()}
     files = sorted(path for path in folder.glob("*.safetensors") if path.name != SIDECAR)
     if not files:
         raise FileNotFoundError(
-            f"{folder} holds no .safetensors file. Pickled checkpoints (.bin, .pt) are not opened: convert them first"
+            f"{folder} holds no .safetensors file. Pickled checkpoints (.bin, .pt) are not "
+            "opened: convert them first"
         )
     safetensors = require("safetensors", extra="hf")
     homes: dict[str, Path] = {}
@@ -125,7 +147,9 @@ def weight_files(folder: Path) -> dict[str, Path]:
             with safetensors.safe_open(path, framework="pt") as file:
                 homes |= dict.fromkeys(file.keys(), path)
         except safetensors.SafetensorError as error:
-            raise ValueError(f"{path} is damaged, or not a safetensors file ({error}): fetch it again") from error
+            raise ValueError(
+                f"{path} is damaged, or not a safetensors file ({error}): fetch it again"
+            ) from error
     return homes
 
 
@@ -134,8 +158,12 @@ def _is_bias(key: str, plan: Plan) -> bool:
     return last in BIAS_NAMES or (plan.family in _BIAS_OF_GATE and key.endswith(".gate.bias"))
 
 
-def _gate_key(bias_key: str, homes: dict[str, Path], safe_open: Any, num_experts: int) -> str | None:
-    """The gate's weights: in the same layer, a matrix of at least E rows, its name the closest to the bias's."""
+def _gate_key(
+    bias_key: str, homes: dict[str, Path], safe_open: Any, num_experts: int
+) -> str | None:
+    """The gate's weights: in the same layer, a matrix of at least E rows, its name the closest to
+    the bias's.
+    """
     layer = _LAYER.match(bias_key)
     if layer is None:
         return None
@@ -161,9 +189,9 @@ def _alike(one: str, other: str) -> int:
 
 
 def _score(family: str, config: dict[str, Any]) -> str:
-    named = str(config.get("scoring_func") or config.get("moe_router_activation_func") or "").replace(
-        "sqrtsoftplus", "sqrt_softplus"
-    )
+    named = str(
+        config.get("scoring_func") or config.get("moe_router_activation_func") or ""
+    ).replace("sqrtsoftplus", "sqrt_softplus")
     if named in ("sigmoid", "softmax", "sqrt_softplus"):
         return named
     return "identity" if family == "kolibri1" else "softmax" if family in _SOFTMAX else "sigmoid"

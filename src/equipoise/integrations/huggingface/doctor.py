@@ -1,12 +1,12 @@
 """Doctor: look at the correction biases of a checkpoint, without loading the model.
 
-A bias adds one number per expert, and only differences matter: a common offset changes nothing but costs digits, and bf16 has
-eight of them. So for every layer: what is stored, how far it is spread, how many values are left in bf16, and how many tokens
-would choose other experts if it were rounded.
+A bias adds one number per expert, and only differences matter: a common offset changes nothing but
+costs digits, and bf16 has eight of them. So for every layer: what is stored, how far it is spread,
+how many values are left in bf16, and how many tokens would choose other experts if it were rounded.
 
-The last needs scores. Recorded ones are taken from a trace. Without, a model is stated: hidden states with independent standard
-normal coordinates (what an RMS norm hands to a router), through the gate's own weights; where these are not found, logits that
-are standard normal themselves.
+The last needs scores. Recorded ones are taken from a trace. Without, a model is stated: hidden
+states with independent standard normal coordinates (what an RMS norm hands to a router), through
+the gate's own weights; where these are not found, logits that are standard normal themselves.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equipoise.attach.find.probe import score_of
+from equipoise.attach.find.routers import dtype_name
+from equipoise.attach.tables import table
 from equipoise.integrations.huggingface.checkpoint import Plan, StoredBias, read_biases, read_plan
-from equipoise.integrations.huggingface.probe import score_of
-from equipoise.integrations.huggingface.routers import dtype_name
-from equipoise.integrations.huggingface.tables import table
 from equipoise.routing import route
 from equipoise.trace import Trace
 
@@ -47,7 +47,9 @@ class Finding:
     moved: bool
     """whether any value is not 0"""
     changed_bf16: float
-    """share of tokens that would choose other experts after rounding; where bf16 is stored already, that have, by estimate"""
+    """share of tokens that would choose other experts after rounding; where bf16 is stored already,
+    that have, by estimate
+    """
     changed_centred: float
     """the same, if the common offset is taken off first"""
     scores: str
@@ -82,18 +84,32 @@ class Diagnosis:
             ]
             for each in self.findings
         ]
-        header = ["layer", "stored", "experts", "offset", "spread", "values", "in bf16", "changed", "centred", "scores"]
+        header = [
+            "layer",
+            "stored",
+            "experts",
+            "offset",
+            "spread",
+            "values",
+            "in bf16",
+            "changed",
+            "centred",
+            "scores",
+        ]
         how = f"{self.family}: top-{self.top_k} by {self.score} + bias"
         how += "" if self.groups is None else f", {self.groups[1]} of {self.groups[0]} groups"
         return "\n".join([how, "", table(header, rows), "", *(f"- {line}" for line in self.advice)])
 
 
-def examine(folder: str | Path, trace: str | Path | None = None, tokens: int = TOKENS, seed: int = 0) -> Diagnosis:
+def examine(
+    folder: str | Path, trace: str | Path | None = None, tokens: int = TOKENS, seed: int = 0
+) -> Diagnosis:
     """Examine a folder that save_pretrained wrote.
 
     Args:
         folder: with config.json and .safetensors files, sharded or not.
-        trace: a trace with sampled scores of the same model, recorded by `equipoise.balance(..., trace=...)`.
+        trace: a trace with sampled scores of the same model, recorded by `equipoise.balance(...,
+            trace=...)`.
         tokens: how many to draw where no scores were recorded.
         seed: of the draw.
     """
@@ -106,12 +122,15 @@ def examine(folder: str | Path, trace: str | Path | None = None, tokens: int = T
     findings = [_find(stored, plan, recorded, tokens, dice) for stored in read_biases(folder, plan)]
     if not findings:
         raise ValueError(
-            f"{folder} ({plan.family}) holds no correction bias. equipoise.balance(model) gives such a model a shift of its own"
+            f"{folder} ({plan.family}) holds no correction bias. equipoise.balance(model) gives "
+            "such a model a shift of its own"
         )
     return Diagnosis(plan.family, plan.top_k, plan.score, plan.groups, findings, _advice(findings))
 
 
-def _find(stored: StoredBias, plan: Plan, trace: Trace | None, tokens: int, dice: torch.Generator) -> Finding:
+def _find(
+    stored: StoredBias, plan: Plan, trace: Trace | None, tokens: int, dice: torch.Generator
+) -> Finding:
     bias = stored.bias.float()
     scores, source = _scores(stored, plan, trace, tokens, dice)
     rounded = bias.bfloat16().float()
@@ -147,7 +166,9 @@ def _scores(
 
 
 def _recorded(trace: Trace, stored: StoredBias) -> Tensor:
-    names = [name for name in trace.layers if name == stored.layer or stored.layer.endswith(f".{name}")]
+    names = [
+        name for name in trace.layers if name == stored.layer or stored.layer.endswith(f".{name}")
+    ]
     if len(names) != 1:
         raise ValueError(f"the trace has no layer {stored.layer}: it has {', '.join(trace.layers)}")
     kept = [trace.record(names[0], step).scores for step in trace.steps(names[0])]
@@ -160,14 +181,18 @@ def _recorded(trace: Trace, stored: StoredBias) -> Tensor:
 def _changed(scores: Tensor, before: Tensor, after: Tensor, plan: Plan) -> float:
     """The share of tokens whose set of experts differs under two biases."""
     chosen = [
-        route(scores, plan.top_k, choose_by=scores + bias, groups=plan.groups, runner_up=False).experts.sort(1).values
+        route(scores, plan.top_k, choose_by=scores + bias, groups=plan.groups, runner_up=False)
+        .experts.sort(1)
+        .values
         for bias in (before, after)
     ]
     return float((chosen[0] != chosen[1]).any(1).double().mean())
 
 
 def _unrounded(bias: Tensor, dice: torch.Generator) -> Tensor:
-    """A float32 bias that would have been rounded to this one: each value anywhere within half a bf16 step."""
+    """A float32 bias that would have been rounded to this one: each value anywhere within half a
+    bf16 step.
+    """
     step = torch.ldexp(torch.ones_like(bias), torch.frexp(bias.abs()).exponent - 8) * (bias != 0)
     return bias + step * (torch.rand(bias.shape, generator=dice) - 0.5)
 
@@ -175,33 +200,44 @@ def _unrounded(bias: Tensor, dice: torch.Generator) -> Tensor:
 def _advice(findings: list[Finding]) -> list[str]:
     still = [each for each in findings if not each.moved]
     rounded = [each for each in findings if each.dtype in ("bfloat16", "float16") and each.moved]
-    fragile = [each for each in findings if each.moved and each not in rounded and each.changed_bf16 > 0.01]
+    fragile = [
+        each for each in findings if each.moved and each not in rounded and each.changed_bf16 > 0.01
+    ]
     offset = [
         each
         for each in findings
-        if each.moved and abs(each.mean) > each.spread and each.changed_bf16 > 2 * each.changed_centred
+        if each.moved
+        and abs(each.mean) > each.spread
+        and each.changed_bf16 > 2 * each.changed_centred
     ]
     lines = []
     if still:
         lines.append(
-            f"{len(still)} of {len(findings)} biases are exactly 0: they never moved. Training with transformers does not move "
+            f"{len(still)} of {len(findings)} biases are exactly 0: they never moved. Training "
+            "with transformers does not move "
             "them; equipoise.balance(model) does"
         )
     if rounded:
         worst = max(rounded, key=lambda each: each.changed_bf16)
         lines.append(
-            f"{len(rounded)} biases are stored in {rounded[0].dtype}: digits are lost for good (an estimated "
-            f"{worst.changed_bf16:.1%} of tokens chose other experts before, in {worst.layer}). Store and load them in float32"
+            f"{len(rounded)} biases are stored in {rounded[0].dtype}: digits are lost for good "
+            "(an estimated "
+            f"{worst.changed_bf16:.1%} of tokens chose other experts before, in {worst.layer}). "
+            "Store and load them in float32"
         )
     if fragile:
         worst = max(fragile, key=lambda each: each.changed_bf16)
         lines.append(
-            f"do not cast these to bf16: {worst.changed_bf16:.1%} of tokens would choose other experts in {worst.layer}; "
-            f"there {worst.distinct} values become {worst.distinct_bf16}. model.to(torch.bfloat16) casts them"
+            f"do not cast these to bf16: {worst.changed_bf16:.1%} of tokens would choose other "
+            f"experts in {worst.layer}; "
+            f"there {worst.distinct} values become {worst.distinct_bf16}. "
+            "model.to(torch.bfloat16) casts them"
         )
     if offset:
         lines.append(
-            f"{len(offset)} biases have a common offset larger than their spread, which changes no choice and costs digits. "
-            "Subtract each layer's mean before rounding (free where groups are masked with -inf: transformers 5.6 and later)"
+            f"{len(offset)} biases have a common offset larger than their spread, which changes "
+            "no choice and costs digits. "
+            "Subtract each layer's mean before rounding (free where groups are masked with -inf: "
+            "transformers 5.6 and later)"
         )
     return lines or ["nothing to worry about"]

@@ -1,7 +1,8 @@
-"""Reading: texts as batches of a model's own tokens, a piece at a time, so that a text may be larger than memory.
+"""Reading: texts as batches of a model's own tokens, a piece at a time, so that a text may be
+larger than memory.
 
-Pieces are taken in an order whose every beginning is spread over the whole text: however few batches are asked for, they are
-not those of the first files alone.
+Pieces are taken in an order whose every beginning is spread over the whole text: however few
+batches are asked for, they are not those of the first files alone.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from equipoise.training import texts
+from equipoise.training.data import texts
 
 PIECE = 1 << 16  # bytes encoded in one call
 
 
 def batches(tokenizer: Any, data: str, rows: int, length: int) -> Iterator[Tensor]:
-    """(rows, length) token numbers, one after another: texts follow each other in sequences without padding.
+    """(rows, length) token numbers, one after another: texts follow each other in sequences without
+    padding.
 
-    What is left at the end and does not fill a batch is not used. A text too short for one batch raises.
+    What is left at the end and does not fill a batch is not used. A text too short for one batch
+    raises.
     """
     held: list[int] = []
     first = True
@@ -32,7 +35,8 @@ def batches(tokenizer: Any, data: str, rows: int, length: int) -> Iterator[Tenso
             held, first = held[rows * length :], False
     if first:
         raise ValueError(
-            f"{data} has {len(held)} tokens, and a batch takes {rows} sequences of {length} = {rows * length}: give more text, "
+            f"{data} has {len(held)} tokens, and a batch takes {rows} sequences of {length} = "
+            f"{rows * length}: give more text, "
             "or a smaller --batch-size or --sequence-length"
         )
 
@@ -41,12 +45,16 @@ def _encoded(tokenizer: Any, data: str) -> Iterator[list[int]]:
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     pieces = _pieces(data)
     for number in _spread(len(pieces)):
-        yield [*tokenizer(pieces[number].read(), add_special_tokens=False, verbose=False)["input_ids"], *end]
+        yield [
+            *tokenizer(pieces[number].read(), add_special_tokens=False, verbose=False)["input_ids"],
+            *end,
+        ]
 
 
 def _spread(count: int) -> list[int]:
-    """0 to count - 1 in the order of the fractions of n x golden ratio: those below any bound lie at nearly even distances
-    (the three-gap theorem), so every beginning is spread over the whole."""
+    """0 to count - 1 in the order of the fractions of n x golden ratio: those below any bound lie
+    at nearly even distances (the three-gap theorem), so every beginning is spread over the whole.
+    """
     golden = (5**0.5 - 1) / 2
     return sorted(range(count), key=lambda n: n * golden % 1)
 
@@ -67,7 +75,9 @@ class _Piece(NamedTuple):
         try:
             return found.decode("utf-8").replace("\r\n", "\n")
         except UnicodeDecodeError as error:
-            raise ValueError(f"{self.source} is not UTF-8 text ({error.reason}): convert it first") from None
+            raise ValueError(
+                f"{self.source} is not UTF-8 text ({error.reason}): convert it first"
+            ) from None
 
 
 def _pieces(data: str) -> list[_Piece]:

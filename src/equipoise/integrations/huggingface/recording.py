@@ -1,11 +1,12 @@
-"""Recording: run a model that save_pretrained wrote over text, and keep every router's scores in a Trace.
+"""Recording: run a model that save_pretrained wrote over text, and keep every router's scores in a
+Trace.
 
     record_model("my-model", "scores/a", data="texts/", batches=30)
     equipoise arena scores/a
 
-The model stays as it is: nothing learns, no shift moves. What is kept is what its routers saw: the unshifted scores of every
-token, the model's own correction bias as the shift, and the loads its own choice gave. Weights are read from safetensors alone,
-and no code of the folder is run.
+The model stays as it is: nothing learns, no shift moves. What is kept is what its routers saw: the
+unshifted scores of every token, the model's own correction bias as the shift, and the loads its own
+choice gave. Weights are read from safetensors alone, and no code of the folder is run.
 """
 
 from __future__ import annotations
@@ -18,16 +19,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.extras import require
-from equipoise.integrations.huggingface.balancing import Balancing
+from equipoise.attach.balance import Balancing
+from equipoise.attach.count.balanced_router import Seat
+from equipoise.attach.find.routers import find_routers
 from equipoise.integrations.huggingface.checkpoint import weight_files
 from equipoise.integrations.huggingface.reading import batches as batches_of
-from equipoise.integrations.huggingface.routers import find_routers
-from equipoise.integrations.huggingface.seat import Seat
+from equipoise.storage.optional import require
 from equipoise.trace import Trace, TraceError, TraceWriter
 from equipoise.training.scores import choose_layers
 
-TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+)
 LENGTH = 512  # of sequences, where the model takes as many
 
 
@@ -62,7 +70,8 @@ def record_model(
     folder, out = Path(folder), Path(out)
     if batches < 1 or batch_size < 1 or (sequence_length is not None and sequence_length < 2):
         raise ValueError(
-            f"cannot record {batches} batches of {batch_size} sequences of {sequence_length or LENGTH} tokens: at least 1, 1, 2"
+            f"cannot record {batches} batches of {batch_size} sequences of "
+            f"{sequence_length or LENGTH} tokens: at least 1, 1, 2"
         )
     if (out / "trace.json").exists():  # told before a model is loaded
         raise TraceError(f"{out} already holds a trace: take another folder")
@@ -72,12 +81,22 @@ def record_model(
     listener = _Listener(_load(folder, config, device, dtype), skip)
     writer: TraceWriter | None = None
     try:
-        for number, ids in enumerate(islice(batches_of(tokenizer, data, batch_size, length), batches)):
+        for number, ids in enumerate(
+            islice(batches_of(tokenizer, data, batch_size, length), batches)
+        ):
             seen = listener.hear(ids)
             if writer is None:
-                about = {"model": str(folder), "family": config.model_type, "data": data, "sequence_length": length}
+                about = {
+                    "model": str(folder),
+                    "family": config.model_type,
+                    "data": data,
+                    "sequence_length": length,
+                }
                 writer = TraceWriter(
-                    out, top_k=listener.top_k, layers=listener.names, about={**about, **listener.about}
+                    out,
+                    top_k=listener.top_k,
+                    layers=listener.names,
+                    about={**about, **listener.about},
                 )
             for seat in listener.seats:
                 _append(writer, number, seat, *seen[seat.name])
@@ -120,24 +139,30 @@ class _Listener:
         places = self.model.get_input_embeddings().num_embeddings
         if int(ids.max()) >= places:
             raise ValueError(
-                f"the tokenizer gives token {int(ids.max())}, and the model has {places}: is it another model's?"
+                f"the tokenizer gives token {int(ids.max())}, and the model has {places}: is it "
+                "another model's?"
             )
         # without the head: nobody needs a logit for every word of the vocabulary
         self.model.base_model(input_ids=ids.to(self.model.device), use_cache=False)
         for seat in self.seats:
             seat.drop()
         if missing := [name for name in self.names if name not in self.heard]:
-            raise RuntimeError(f"these routers were not heard: {', '.join(missing)}. Leave them out by --layer")
+            raise RuntimeError(
+                f"these routers were not heard: {', '.join(missing)}. Leave them out by --layer"
+            )
         return {name: self._joined(name) for name in self.names}
 
     def _hear(self, seat: Seat, experts: Tensor, scores: Tensor | None) -> None:
-        self.heard.setdefault(seat.name, []).append((experts.cpu(), None if scores is None else scores.float().cpu()))
+        self.heard.setdefault(seat.name, []).append(
+            (experts.cpu(), None if scores is None else scores.float().cpu())
+        )
 
     def _joined(self, name: str) -> tuple[Tensor, Tensor]:
         experts, scores = zip(*self.heard[name], strict=True)
         if any(each is None for each in scores):
             raise ValueError(
-                f"{name}'s gate does not return its logits in this transformers: upgrade it, or leave it out by --layer"
+                f"{name}'s gate does not return its logits in this transformers: upgrade it, or "
+                "leave it out by --layer"
             )
         return torch.cat(experts), torch.cat(scores)
 
@@ -147,10 +172,17 @@ def _open(folder: Path) -> tuple[Any, Any]:
     transformers = require("transformers", extra="hf")
     weight_files(folder)
     if not any((folder / name).is_file() for name in TOKENIZERS):
-        raise ValueError(f"{folder} holds no tokenizer (none of {', '.join(TOKENIZERS)}): copy the model's own into it")
+        raise ValueError(
+            f"{folder} holds no tokenizer (none of {', '.join(TOKENIZERS)}): copy the model's "
+            "own into it"
+        )
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        )
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        )
     except (KeyError, ImportError, TypeError) as error:
         raise ValueError(f"transformers cannot open {folder}: {error}") from error
     return config, tokenizer
@@ -161,12 +193,17 @@ def _length(config: Any, wanted: int | None) -> int:
     if wanted is None:
         return min(LENGTH, most or LENGTH)
     if most and wanted > most:
-        raise ValueError(f"sequences of {wanted} tokens are longer than the model's {most} (max_position_embeddings)")
+        raise ValueError(
+            f"sequences of {wanted} tokens are longer than the model's {most} "
+            "(max_position_embeddings)"
+        )
     return wanted
 
 
 def _not_wanted(config: Any, layers: Sequence[str]) -> list[str]:
-    """The routers that are not to be kept. They are found and checked in a model without weights, before anything is loaded."""
+    """The routers that are not to be kept. They are found and checked in a model without weights,
+    before anything is loaded.
+    """
     with torch.device("meta"):
         empty = _auto(config).from_config(config, trust_remote_code=False)
     found = {router.name: router for router in find_routers(empty).routers}
@@ -174,10 +211,14 @@ def _not_wanted(config: Any, layers: Sequence[str]) -> list[str]:
     habits = [found[name].habit for name in kept]
     if len({(habit.top_k, habit.groups, habit.score) for habit in habits}) > 1:
         raise ValueError(
-            f"a trace is of routers that choose alike, and these do not: {', '.join(kept)}. Choose by --layer"
+            f"a trace is of routers that choose alike, and these do not: {', '.join(kept)}. "
+            "Choose by --layer"
         )
     if habits[0].groups and (found[kept[0]].bias is None or habits[0].group_worth != "top2"):
-        raise ValueError(f"{kept[0]} chooses its groups in a way that the arena cannot replay: its scores are not kept")
+        raise ValueError(
+            f"{kept[0]} chooses its groups in a way that the arena cannot replay: its scores are "
+            "not kept"
+        )
     return [name for name in found if name not in kept]
 
 
@@ -185,9 +226,15 @@ def _load(folder: Path, config: Any, device: str, dtype: str) -> Any:
     spread = {} if device == "cpu" else {"device_map": device}
     safe = {"use_safetensors": True, "trust_remote_code": False, "local_files_only": True}
     try:
-        return _auto(config).from_pretrained(folder, config=config, dtype=dtype, **safe, **spread).eval()
+        return (
+            _auto(config)
+            .from_pretrained(folder, config=config, dtype=dtype, **safe, **spread)
+            .eval()
+        )
     except require("safetensors", extra="hf").SafetensorError as error:
-        raise ValueError(f"a .safetensors file of {folder} is damaged ({error}): fetch it again") from error
+        raise ValueError(
+            f"a .safetensors file of {folder} is damaged ({error}): fetch it again"
+        ) from error
 
 
 def _auto(config: Any) -> Any:
@@ -200,5 +247,11 @@ def _append(writer: TraceWriter, step: int, seat: Seat, experts: Tensor, scores:
     shift = seat.offered.cpu().numpy()
     loads = torch.bincount(experts.flatten(), minlength=scores.shape[1])
     writer.append(
-        step, seat.name, shift=shift, shift_after=shift, loads=loads.numpy(), scores=scores.numpy(), whole=True
+        step,
+        seat.name,
+        shift=shift,
+        shift_after=shift,
+        loads=loads.numpy(),
+        scores=scores.numpy(),
+        whole=True,
     )

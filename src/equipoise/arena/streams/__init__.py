@@ -1,0 +1,1 @@
+"""Streams of scores: synthetic, recorded, and the catalogue of their names."""

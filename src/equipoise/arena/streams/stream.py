@@ -1,0 +1,111 @@
+"""Streams: batches of scores, one after another, the same for every balancer that meets them.
+
+A Stream says how large it is and gives batch n when asked: batches follow from the seed and n
+alone, so that anything may begin anywhere. synthetic.py makes some, recorded.py reads those of a
+training.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Batch(NamedTuple):
+    scores: Tensor
+    """(T, E) float32"""
+    mask: Tensor | None = None
+    """(T,) bool, True for padding"""
+
+    @property
+    def tokens(self) -> Tensor:
+        """(T', E): the scores without padding."""
+        return self.scores if self.mask is None else self.scores[~self.mask]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stream(ABC):
+    """Batches of scores, and how they are to be routed."""
+
+    name: str
+    num_tokens: int
+    """T, in a batch, padding included"""
+    num_experts: int
+    top_k: int
+    steps: int
+    groups: tuple[int, int] | None = None
+    """(number, keep) where a token may use only its best groups"""
+    target: tuple[float, ...] | None = None
+    """weights of the experts' loads; equal by default"""
+    block: int | None = None
+    """how many successive tokens belong together (a sequence); None: all are independent"""
+
+    @abstractmethod
+    def batch(self, step: int) -> Batch:
+        """Batch number `step`, counted from 0: always the same one."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        return map(self.batch, range(self.steps))
+
+    @property
+    def identity(self) -> str:
+        """All that its batches follow from, as text: results of the same identity may be used
+        again.
+        """
+        return json.dumps([type(self).__name__, asdict(self)], sort_keys=True, default=str)
+
+
+@dataclass(frozen=True)
+class DriftingLogits:
+    """Softmax scores of Gaussian logits whose experts are liked unequally, and ever differently.
+
+    Logits are N(mu_k, 1), independent between tokens; mu starts as `skew` N(0, 1) and takes a step
+    of `drift` N(0, 1) before every batch.
+    """
+
+    num_tokens: int = 16_384
+    num_experts: int = 64
+    steps: int = 150
+    skew: float = 0.7
+    drift: float = 0.0
+    swap_at: int | None = None
+    """the step at which a much liked and a little liked expert change places"""
+    seed: int = 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Batches of scores (T, E), float32: the same ones every time."""
+        dice = torch.Generator().manual_seed(self.seed)
+        likes = self.skew * torch.randn(self.num_experts, generator=dice)
+        for step in range(self.steps):
+            likes = likes + self.drift * torch.randn(self.num_experts, generator=dice)
+            if step == self.swap_at:
+                likes = _swapped(likes)
+            yield (torch.randn(self.num_tokens, self.num_experts, generator=dice) + likes).softmax(
+                -1
+            )
+
+
+def _swapped(likes: Tensor) -> Tensor:
+    """The expert a tenth from the bottom and the one a tenth from the top change places."""
+    order, tenth = likes.argsort(), len(likes) // 10
+    few, many = order[tenth], order[-1 - tenth]
+    changed = likes.clone()
+    changed[few], changed[many] = likes[many], likes[few]
+    return changed
+
+
+def sampling_floor(num_tokens: int, num_experts: int, top_k: int) -> float:
+    """The imbalance that chance alone leaves when every expert is equally likely: no rule can do
+    better on fresh tokens.
+
+    A load is then binomial(T, K/E), and E|A - L| / L of a normal with its variance is sqrt(2/pi (1
+    - K/E) / L).
+    """
+    load = top_k * num_tokens / num_experts
+    return (2 / torch.pi * (1 - top_k / num_experts) / load) ** 0.5

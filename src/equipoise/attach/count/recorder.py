@@ -1,0 +1,148 @@
+"""Recorder: a Trace of every step, with a sample of the scores, for the theorems, for replay and
+for the doctor.
+
+Of several ranks the first one writes: loads are of all ranks, the sampled scores its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from equipoise.attach.count.balanced_router import Seat
+from equipoise.balancing.shift.directions import LoadGap
+from equipoise.balancing.shift.geometry import euclidean
+from equipoise.balancing.shift.parts import Clip, Scale, Sign, Tanh
+from equipoise.routing import Tally
+from equipoise.trace import TraceWriter
+
+if TYPE_CHECKING:
+    from equipoise.attach.balance import Balancing
+
+
+class Recorder:
+    """Writes one record per router and step.
+
+    Args:
+        folder: of the trace. One that holds a trace is continued after `balancing.load`, and
+            refused otherwise.
+        rows: how many tokens' scores to keep of every step and router.
+    """
+
+    def __init__(self, balancing: Balancing, folder: str | Path, rows: int) -> None:
+        if rows < 0:
+            raise ValueError(f"cannot keep the scores of {rows} tokens")
+        top_k = {seat.balancer.top_k for seat in balancing.seats}
+        if len(top_k) > 1:
+            raise ValueError(
+                "a trace is of routers that all take as many experts; here they take "
+                f"{sorted(top_k)}"
+            )
+        self.folder, self.rows = Path(folder), rows
+        self._samples: dict[str, list[Tensor]] = {}
+        self._before: dict[str, Tensor] = {}
+        self._writer: TraceWriter | None = None
+        if _writes():
+            for seat in balancing.seats:
+                seat.observer = self.see
+
+    def see(self, seat: Seat, experts: Tensor, scores: Tensor | None) -> None:
+        """Keep some rows of a forward, evenly spread over it."""
+        if scores is not None and self.rows:
+            self._samples.setdefault(seat.name, []).append(_thinned(scores, self.rows).cpu())
+
+    def before(self, balancing: Balancing) -> None:
+        """Remember the shifts that these loads came of."""
+        self._before = {seat.name: seat.balancer.shift.cpu().clone() for seat in balancing.seats}
+
+    def after(self, balancing: Balancing, tallies: Mapping[str, Tally]) -> None:
+        samples, self._samples = self._samples, {}
+        if not _writes():
+            return
+        if self._writer is None:
+            self._writer = self._open(balancing)
+        for seat in balancing.seats:
+            loads = tallies[seat.name].loads.cpu()
+            shift, shift_after = self._before[seat.name], seat.balancer.shift.cpu()
+            rows = samples.get(seat.name)
+            self._writer.append(
+                balancing.steps,
+                seat.name,
+                shift=shift.numpy(),
+                shift_after=shift_after.numpy(),
+                loads=loads.numpy(),
+                step_size=_step_size(seat, loads, shift_after - shift),
+                scores=None if rows is None else _thinned(torch.cat(rows), self.rows).numpy(),
+            )
+
+    def drop(self) -> None:
+        self._samples = {}
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def _open(self, balancing: Balancing) -> TraceWriter:
+        if balancing.loaded and (self.folder / "trace.json").exists():
+            return TraceWriter.resume(self.folder, after=balancing.steps - 1)
+        first = balancing.seats[0]
+        habit = first.router.habit
+        about = {
+            "model": type(balancing.model).__name__,
+            "balancer": balancing.name,
+            "gate": habit.score,
+        }
+        about["groups"] = None if habit.groups is None else list(habit.groups)
+        names = [seat.name for seat in balancing.seats]
+        return TraceWriter(
+            self.folder,
+            top_k=first.balancer.top_k,
+            layers=names,
+            about=about,
+            target=_target(balancing),
+        )
+
+
+def _target(balancing: Balancing) -> tuple[float, ...] | None:
+    """The weights of the target loads, where they are not equal; a trace has one for all its
+    layers.
+    """
+    targets = {tuple(seat.balancer.target.weights.tolist()) for seat in balancing.seats}
+    if all(len(set(weights)) == 1 for weights in targets):
+        return None
+    if len(targets) > 1:
+        raise ValueError(
+            "a trace is of routers with one target; these have several: leave some out by "
+            "skip=[...]"
+        )
+    return targets.pop()
+
+
+def _writes() -> bool:
+    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+
+
+def _thinned(rows: Tensor, most: int) -> Tensor:
+    return rows[:: max(1, -(-len(rows) // most))] if most else rows[:0]
+
+
+def _step_size(seat: Seat, loads: Tensor, moved: Tensor) -> list[float] | None:
+    """shift_after = shift + step_size * gap, where a rule acts on each expert's own gap; None for
+    the others.
+    """
+    balancer = seat.balancer
+    own = all(isinstance(part, Sign | Scale | Tanh | Clip) for part in balancer.parts)
+    if (
+        not own
+        or not isinstance(balancer.direction, LoadGap)
+        or balancer.geometry is not euclidean
+        or seat.anneal_left
+    ):
+        return None
+    gap = balancer.target.gap(loads.to(balancer.target.weights.device)).cpu()
+    return torch.where(gap != 0, moved.double() / gap, 0.0).tolist()

@@ -1,0 +1,1 @@
+"""Find the routers of a model and learn how they choose."""

@@ -1,0 +1,190 @@
+"""Find the routers of a model by structure.
+
+A block that routes has a child called `experts` and, beside it, one child that chooses: the gate.
+What the gate does is learnt by watching it (probe.py). There is no list of families: one that
+appears tomorrow is found if it is built alike.
+
+A gate that cannot be balanced is never passed over in silence: hash routers, which look experts up
+by token, are listed as left alone; anything else raises with its name, unless the caller leaves it
+out by `skip`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import inspect
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from equipoise.attach.find.bias import Bias
+from equipoise.attach.find.probe import Habit, NotByTopKError, probe
+
+BIAS_NAMES = ("e_score_correction_bias", "expert_bias")
+"""what transformers calls it: where a block has one and the probe does not see it act, something is
+wrong
+"""
+
+# what others put around a model or a module; never part of a router's name
+_WRAPPERS = re.compile(
+    r"\b(base_model\.model|module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Router:
+    """One place where tokens choose experts."""
+
+    name: str
+    """of its block in the model, without wrappers: the same with and without PEFT, DDP and
+    torch.compile
+    """
+    block: nn.Module
+    gate: nn.Module
+    experts: nn.Module
+    layer: nn.Module
+    """the decoder layer it belongs to"""
+    habit: Habit
+    bias: Bias | None
+
+
+class LeftAlone(NamedTuple):
+    """A router that is not balanced, and why."""
+
+    name: str
+    reason: str
+
+
+class Found(NamedTuple):
+    routers: list[Router]
+    left_alone: list[LeftAlone]
+
+
+def find_routers(model: nn.Module, skip: Sequence[str] = ()) -> Found:
+    """All routers of a model, in its own order.
+
+    Args:
+        model: any module that holds MoE blocks, wrapped or not.
+        skip: patterns of names ("*.vision_moe", "model.layers.0.*") to leave alone.
+    """
+    if isinstance(skip, str):
+        skip = [skip]
+    found, unused = Found([], []), set(skip)
+    for path, block in model.named_modules():
+        if not isinstance(getattr(block, "experts", None), nn.Module):
+            continue
+        name = plain_name(path)
+        matching = [pattern for pattern in skip if fnmatch.fnmatch(name, pattern)]
+        unused.difference_update(matching)
+        if matching:
+            found.left_alone.append(LeftAlone(name, "skipped on request"))
+            continue
+        gate_name = _gate_of(name, block)
+        if gate_name is None:
+            found.left_alone.append(
+                LeftAlone(name, "nothing beside its experts chooses among them")
+            )
+        elif _is_hash(getattr(block, gate_name)):
+            found.left_alone.append(LeftAlone(name, "hash router: experts are looked up by token"))
+        else:
+            found.routers.append(_router(model, path, block, gate_name))
+    if unused:
+        names = [router.name for router in found.routers] + [each.name for each in found.left_alone]
+        raise ValueError(
+            f"skip={sorted(unused)} matches no router: they are {', '.join(names) or 'none'}"
+        )
+    if not found.routers:
+        left = "".join(f"\n  {name}: {reason}" for name, reason in found.left_alone)
+        raise ValueError(
+            f"{type(model).__name__} has no router to balance: no module with a child `experts` "
+            f"and a gate beside it{left}"
+        )
+    return found
+
+
+def plain_name(path: str) -> str:
+    """A module's name without what PEFT, DDP, FSDP and torch.compile put before it."""
+    return _WRAPPERS.sub("", path)
+
+
+def _gate_of(name: str, block: nn.Module) -> str | None:
+    named = [
+        child_name
+        for child_name, child in block.named_children()
+        if child_name != "experts" and _looks_like_a_gate(child_name, child)
+    ]
+    exact = [child for child in named if child in ("gate", "router")]
+    if len(exact) == 1:
+        return exact[0]
+    if len(named) > 1:
+        raise ValueError(
+            f"{name} has several modules that may be its router: {', '.join(named)}. Leave it "
+            "out by "
+            f"skip=[{name!r}], and tell us about this family"
+        )
+    return named[0] if named else None
+
+
+def _looks_like_a_gate(name: str, child: nn.Module) -> bool:
+    words = f"{name} {type(child).__name__}".lower()
+    return ("gate" in words or "router" in words) and "shared" not in name and "norm" not in name
+
+
+def _is_hash(gate: nn.Module) -> bool:
+    return "input_ids" in inspect.signature(gate.forward).parameters
+
+
+def _router(model: nn.Module, path: str, block: nn.Module, gate_name: str) -> Router:
+    name = plain_name(path)
+    try:
+        habit = probe(block, gate_name)
+    except NotByTopKError as error:
+        raise ValueError(
+            f"{name}.{gate_name} ({type(getattr(block, gate_name)).__name__}) cannot be "
+            f"balanced: {error}. Leave it out by "
+            f"skip=[{name!r}]"
+        ) from None
+    bias = None if habit.bias is None else _bias(block, habit.bias, path)
+    _check_bias(name, block, gate_name, habit)
+    gate, experts = block.get_submodule(gate_name), block.get_submodule("experts")
+    return Router(name, block, gate, experts, _layer_of(model, path), habit, bias)
+
+
+def _bias(block: nn.Module, inside: str, path: str) -> Bias:
+    *parents, attribute = inside.split(".")
+    owner = block.get_submodule(".".join(parents))
+    return Bias(
+        owner,
+        attribute,
+        ".".join(part for part in (plain_name(path + "."), inside) if part).replace("..", "."),
+    )
+
+
+def _check_bias(name: str, block: nn.Module, gate_name: str, habit: Habit) -> None:
+    gate = getattr(block, gate_name)
+    own = [*block.named_buffers(recurse=False), *block.named_parameters(recurse=False)]
+    inner = [*gate.named_buffers(), *gate.named_parameters()]
+    named = sorted({each for each, _ in own + inner if each.split(".")[-1] in BIAS_NAMES})
+    if named and habit.bias is None:
+        raise ValueError(
+            f"{name} holds {', '.join(named)}, but its router's choice does not depend on it"
+        )
+
+
+def _layer_of(model: nn.Module, path: str) -> nn.Module:
+    """The innermost numbered ancestor: `model.layers.3` of `model.layers.3.mlp`."""
+    parts = path.split(".")
+    numbered = [place for place, part in enumerate(parts) if part.isdigit()]
+    return (
+        model.get_submodule(".".join(parts[: numbered[-1] + 1]))
+        if numbered
+        else model.get_submodule(path)
+    )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,58 @@
+"""Lightning: a callback that steps after the optimizer, logs, and keeps the balancers' state in
+Lightning's checkpoints.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from equipoise.attach.state.sidecar import state, take_over
+from equipoise.storage.optional import require
+
+if TYPE_CHECKING:
+    from equipoise.attach.balance import Balancing
+
+
+def make_callback(balancing: Balancing) -> Any:
+    """A Callback of whichever of `lightning` and `pytorch_lightning` is in use.
+
+    Of several optimizers, the last one is followed: balancers step after it.
+    """
+    package = (
+        "pytorch_lightning"
+        if _in_use("pytorch_lightning") and not _in_use("lightning.pytorch")
+        else "lightning.pytorch"
+    )
+    base = require(package, extra="lightning").Callback
+
+    class BalancingCallback(base):  # type: ignore[misc, valid-type]
+        def on_train_start(self, trainer: Any, module: Any) -> None:
+            balancing.follow(trainer.optimizers[-1])
+
+        def on_train_end(self, trainer: Any, module: Any) -> None:
+            balancing.unfollow()
+
+        def on_train_batch_end(
+            self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
+            if trainer.global_step % trainer.log_every_n_steps:
+                return  # measuring makes a GPU wait
+            measured = balancing.metrics()
+            if "imbalance" in measured:
+                names = ("imbalance", "max_violation")
+                module.log_dict({f"balance/{name}": measured[name] for name in names}, on_step=True)
+
+        def state_dict(self) -> dict[str, Any]:
+            tensors = {key: value.detach().cpu().clone() for key, value in state(balancing).items()}
+            return {"steps": balancing.steps, "dropped": balancing.dropped, "tensors": tensors}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            take_over(balancing, dict(state_dict["tensors"]), source="the Lightning checkpoint")
+            balancing.steps, balancing.dropped = state_dict["steps"], state_dict["dropped"]
+
+    return BalancingCallback()
+
+
+def _in_use(package: str) -> bool:
+    return package in sys.modules

@@ -1,0 +1,1 @@
+"""The balancers' state beside a model."""

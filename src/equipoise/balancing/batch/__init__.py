@@ -1,0 +1,1 @@
+"""Balancers that solve the assignment of each batch."""

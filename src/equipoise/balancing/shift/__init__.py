@@ -1,0 +1,1 @@
+"""Balancers that move one number per expert: direction, parts, geometry."""

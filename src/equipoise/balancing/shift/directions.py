@@ -1,0 +1,75 @@
+"""Directions: where a rule wants the shift to go, read from a tally.
+
+All of them descend the same dual function (the paper's eq. 13)
+
+    f(p) = sum_i [sum of the K largest of gamma_i + p] - sum_k L_k p_k,        df/dp_k = A_k - L_k,
+
+so the gap L - A is its negative gradient. This file holds that one; quantile.py holds an exact
+coordinate step.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from equipoise.balancing.precise import Precise
+from equipoise.balancing.target import Target
+from equipoise.routing import Routing, Tally
+
+UNITS = ("counts", "tokens", "relative")
+
+
+class Direction(Precise, ABC):
+    """Says what must be counted beyond loads, and turns a tally into a direction (E,)."""
+
+    moves_when_balanced = False
+    """whether it may point somewhere when loads are balanced"""
+    needs_runner_up = False
+    """whether count() looks at each token's (K+1)-th choice"""
+    filters_noise = False
+    """whether the shift it makes is already an estimate that weighs noise against drift: then there
+    is nothing to settle
+    """
+
+    def build(self, num_experts: int) -> None:
+        """Make the buffers this direction needs; called once, by the balancer it belongs to."""
+
+    def expect_parts(self, tokens: int, top_k: int, num_experts: int) -> None:
+        """See Balancer.expect_parts."""
+
+    def count(self, scores: Tensor, routing: Routing, shift: Tensor) -> dict[str, Tensor]:
+        """Whole numbers about the batch that add up over tokens."""
+        return {}
+
+    @abstractmethod
+    def forward(self, tally: Tally, target: Target) -> Tensor:
+        """The direction, (E,). May change this module's own state; called once per update."""
+
+
+class LoadGap(Direction):
+    """L - A, in tokens ("counts"), per token of the batch ("tokens") or relative to the target load
+    ("relative").
+
+    The paper multiplies counts; its experiments cannot have, since at 262,144 tokens the first step
+    would be 10^4. Only in "tokens" do all its findings about u hold. u_relative = u_tokens * K/E
+    and u_counts = u_tokens / T.
+    """
+
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        if unit not in UNITS:
+            raise ValueError(f"unit must be one of {', '.join(UNITS)}, not {unit!r}")
+        self.unit = unit
+
+    def forward(self, tally: Tally, target: Target) -> Tensor:
+        gap = target.gap(tally.loads)
+        if self.unit == "tokens":
+            return gap / target.tokens(tally.loads)
+        if self.unit == "relative":
+            return gap / target.loads(tally.loads.sum().clamp_min(1))
+        return gap
+
+    def extra_repr(self) -> str:
+        return f"unit={self.unit!r}"

@@ -1,0 +1,141 @@
+"""Dual: the balancers that move one number per expert, the dual variable of the assignment problem.
+
+    direction  where to go, read from the tally         (directions.py, quantile.py)
+    parts      what is done to it on the way            (rules.py)
+    geometry   what a step from the shift means         (geometry.py)
+
+DeepSeek's rule is LoadGap, Sign, Scale(1e-3). Every named method is such a list: see presets.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.balancing.balancer import Balancer
+from equipoise.balancing.shift.directions import Direction
+from equipoise.balancing.shift.geometry import Geometry, euclidean
+from equipoise.balancing.shift.parts import Part
+from equipoise.balancing.shift.settling import Settling
+from equipoise.balancing.target import Target
+from equipoise.routing import Routing, Tally
+
+
+class Dual(Balancer):
+    """A shift per expert, added to the scores before the choice and to nothing else.
+
+    Args:
+        num_experts: E.
+        top_k: K.
+        direction: where the shift should go.
+        parts: what is done to the direction before it is added, in this order.
+        geometry: how a step is added to the shift.
+        target: weights of the experts' target loads; equal by default.
+    """
+
+    shift: Tensor
+    rest_at: Tensor
+    rest_over: Tensor
+
+    def __init__(
+        self,
+        num_experts: int,
+        top_k: int,
+        direction: Direction,
+        parts: Iterable[Part] = (),
+        *,
+        geometry: Geometry = euclidean,
+        target: Sequence[float] | Tensor | None = None,
+    ) -> None:
+        super().__init__(num_experts, top_k)
+        self.direction = direction
+        self.parts = nn.ModuleList(parts)
+        self.geometry = geometry
+        self.target = Target(num_experts, top_k, target)
+        self.register_buffer("shift", torch.zeros(num_experts))
+        # a rule that already weighs noise against drift has nothing left to smooth
+        self.settling = None if direction.filters_noise else Settling(num_experts)
+        # the update at which the shift comes to rest, and over how many it slows down
+        self.register_buffer("rest_at", torch.tensor(torch.inf))
+        self.register_buffer("rest_over", torch.tensor(1.0))
+        for module in (direction, *self.parts):
+            module.build(num_experts)
+
+    @property
+    def moves_when_balanced(self) -> bool:
+        """Whether the shift may move although loads are balanced: rules that average over steps do,
+        and quantile.
+        """
+        return any(module.moves_when_balanced for module in (self.direction, *self.parts))
+
+    @property
+    def needs_runner_up(self) -> bool:
+        return self.direction.needs_runner_up
+
+    def expect_parts(self, tokens: int) -> None:
+        self.direction.expect_parts(tokens, self.top_k, self.num_experts)
+
+    def adjust(self, scores: Tensor) -> Tensor:
+        """scores + shift, at least in float32: bf16 scores are lifted before the shift is added."""
+        if scores.shape[-1] != self.num_experts:
+            raise ValueError(
+                f"scores are over {scores.shape[-1]} experts, the balancer over {self.num_experts}"
+            )
+        return scores.detach() + self.shift.to(scores.device)
+
+    def tally(self, scores: Tensor, routing: Routing) -> Tally:
+        tally = super().tally(scores, routing)
+        flat = scores.detach().flatten(0, -2)
+        tally.parts.update(self.direction.count(flat, routing, self.shift.to(scores.device)))
+        return tally
+
+    def _move(self, tally: Tally) -> None:
+        n = (self.steps + 1).to(torch.float32)
+        step = self.direction(tally, self.target).to(torch.float32)
+        for part in self.parts:
+            step = part(step, n)
+        before = self.shift.clone()
+        self.shift.lerp_(self.geometry(before, step), self._pace())
+        if self.settling is not None:
+            self.settling.see(before, self.shift)
+
+    @property
+    def settled_shift(self) -> Tensor:
+        """(E,) float32: the shift without the noise of the last batches, to evaluate and to export
+        by (settling.py).
+
+        The shift itself under curvature, which filters noise already, and where somebody wrote it
+        since the last update.
+        """
+        return self.shift if self.settling is None else self.settling.of(self.shift)
+
+    def settle(self) -> None:
+        """Set the shift to the settled one, for good: at the end of training.
+        `equipoise.settled(model)` can be undone.
+        """
+        self.shift.copy_(self.settled_shift)
+
+    def freeze(self) -> None:
+        """Leave the shift where it is from now on (DeepSeek-V3 does so for its last 500B tokens).
+        Saved with the state.
+        """
+        self.anneal(0)
+
+    def anneal(self, updates: int) -> None:
+        """Slow the shift's movement to zero, linearly over the next `updates` updates. Saved with
+        the state.
+        """
+        if updates < 0:
+            raise ValueError(f"cannot anneal over {updates} updates")
+        self.rest_at.copy_(self.steps + updates)
+        self.rest_over.fill_(max(updates, 1))
+
+    def unfreeze(self) -> None:
+        """Undo freeze() and anneal()."""
+        self.rest_at.fill_(torch.inf)
+
+    def _pace(self) -> Tensor:
+        """1 while the shift moves freely, 0 when frozen. lerp_ is exact at both ends."""
+        return ((self.rest_at - self.steps) / self.rest_over).clamp(0.0, 1.0)

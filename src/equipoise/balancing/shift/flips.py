@@ -1,0 +1,109 @@
+"""Flips: how far an expert's shift must move before a token takes it, or leaves it.
+
+    x_ik = gamma_ik + p_k - (the (K+1)-th largest of gamma_i + p)    if token i chose k: positive, k can fall by that much
+    x_ik = gamma_ik + p_k - (the K-th largest)                       if it did not: negative, k must rise by that much
+
+So if expert k's shift alone moves by s, exactly the tokens with x_ik > -s choose it: its load along
+its own coordinate is known for every s, and -(the middle between the L_k-th and the (L_k + 1)-th
+largest x_ik) makes it right. That is an exact minimisation of the dual f(p) over one p_k. Kimi's
+quantile rule (quantile.py) measures from the (K+1)-th throughout, which keeps token prices fixed; a
+runner-up then has distance 0 however far it is from being chosen, and moves are timid.
+
+Counted as a histogram, on every `stride`-th token: by default as many as leave 64 choices per
+expert, at most every 16th. The tally of a batch cut into micro-batches is that of the whole if cuts
+fall between strides.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from equipoise.balancing.shift.quantile import QuantileMove, boundary, within_groups
+from equipoise.balancing.target import Target
+from equipoise.routing import Routing
+
+_SLACK = (
+    4.0  # bins reach four times as far as quantile's: to find what jumped, Newton resolves the rest
+)
+_SAMPLE, _MOST_STRIDE = 64, 16
+
+
+class FlipMove(QuantileMove):
+    """The move that makes each load right along its own coordinate, from a histogram of flip
+    distances.
+    """
+
+    part = "flips"
+
+    def __init__(self, stride: int | None = None, bins: int = 512) -> None:
+        super().__init__(bins, slack=_SLACK)
+        if stride is not None and stride < 1:
+            raise ValueError(f"stride must be at least 1, not {stride}")
+        self.stride = stride
+
+    def expect_parts(self, tokens: int, top_k: int, num_experts: int) -> None:
+        """Parts count every n-th token too, n by the whole forward: the same ones, if parts are
+        multiples of n.
+        """
+        self.stride = self.stride or default_stride(tokens, top_k, num_experts)
+
+    @staticmethod
+    def distance(scores: Tensor, routing: Routing, shift: Tensor) -> Tensor:
+        shifted = scores + shift
+        runner_up, margin = boundary(routing)
+        lead = shifted - shifted.gather(1, runner_up.unsqueeze(1))
+        distance = torch.where(lead > 0, lead, lead - margin.unsqueeze(1))
+        return (
+            distance
+            if routing.group_margin is None
+            else within_groups(distance, routing.group_margin)
+        )
+
+    def count(self, scores: Tensor, routing: Routing, shift: Tensor) -> dict[str, Tensor]:
+        stride = self.stride or default_stride(
+            scores.shape[0], routing.experts.shape[1], scores.shape[1]
+        )
+        every = slice(None, None, stride)
+        runner_up, margin = boundary(routing)
+        sample = routing._replace(
+            runner_up=runner_up[every],
+            margin=margin[every],
+            mask=None if routing.mask is None else routing.mask[every],
+            group_margin=None if routing.group_margin is None else routing.group_margin[every],
+        )
+        return super().count(scores[every], sample, shift)
+
+    def slope(self, from_top: Tensor, target: Target) -> Tensor:
+        """(E,): the share of tokens an expert gains per unit of its own shift, between half and
+        twice its target load.
+
+        Ranks fall off exponentially there, rank(x) = L exp(-x / s), so that the slope at L is L
+        log(4) / (x(L/2) - x(2L)).
+        """
+        tokens = from_top[:, -1]
+        want = target.loads(tokens * target.top_k)
+        top, bottom = self.distance_of_rank(
+            from_top, torch.stack((want / 2, want * 2), dim=1)
+        ).unbind(1)
+        share = want / tokens.clamp_min(1)
+        return math.log(4) * share / (top - bottom).clamp_min(2 * self.width / self.bins)
+
+    def reach(self, from_top: Tensor, flipped: Tensor, leeway: float) -> Tensor:
+        """(E,): how far each shift must move to flip twice the share `flipped` of tokens, and
+        `leeway` tokens more.
+        """
+        chosen = from_top[:, self.bins // 2]  # all bins above 0
+        more = 2 * flipped.abs() * from_top[:, -1] + leeway
+        rank = torch.where(flipped > 0, chosen + more, chosen + 1 - more)
+        return self.distance_of_rank(from_top, rank.unsqueeze(1)).squeeze(1).abs()
+
+    def extra_repr(self) -> str:
+        return f"stride={self.stride or 'auto'}"
+
+
+def default_stride(num_tokens: int, top_k: int, num_experts: int) -> int:
+    """Every n-th token, so that about 64 choices per expert are seen; n from 1 to 16."""
+    return max(1, min(_MOST_STRIDE, num_tokens * top_k // (num_experts * _SAMPLE)))

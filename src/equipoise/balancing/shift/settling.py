@@ -1,0 +1,128 @@
+"""Settling: the shift to evaluate and ship, smoothed over as many updates as the shift's own
+movement allows.
+
+An iterate carries the noise of the last batches. An average has less noise but lags behind a router
+that still learns. How much of the movement is noise is read from the movement itself: if p is a
+random walk (variance q per update) plus noise (variance r) that is forgotten within two updates,
+then
+
+    V(n) = mean (p_t - p_{t-n})^2 = 2 r + n q        so        q = (V(4) - V(2)) / 2,    r = V(2) - V(4) / 2,
+
+with V averaged over experts and, with weights 1, 0.9, 0.81, ..., over updates. The best smoothing
+of such a sequence is exponential, at the steady gain of the Kalman filter for s = q / r:
+
+    settled += g (p - settled),        g = (sqrt(s^2 + 4 s) - s) / 2 = 2 / (1 + sqrt(1 + 4 / s)),
+
+the second form being the one that loses no digits. It is kept above 0.1.
+
+A shift that moves steadily one way has V(4) >= 2 V(2), hence r <= 0 and g = 1: it is its own
+settled shift. Training never routes by the settled one. Figures are in docs/log.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.balancing.precise import Precise
+
+SHORT, LONG = 2, 4  # updates over which movement is measured
+_MEMORY = 0.9
+_LEAST_GAIN = 0.1
+
+
+class Settling(Precise):
+    """The smoothed shift and what its gain follows from. Whoever writes the shift by hand starts it
+    anew.
+    """
+
+    recent: Tensor
+    settled: Tensor
+    moved_short: Tensor
+    moved_long: Tensor
+    seen: Tensor
+
+    def __init__(self, num_experts: int) -> None:
+        super().__init__()
+        self.register_buffer(
+            "recent", torch.zeros(LONG, num_experts)
+        )  # the last shifts, the newest first
+        self.register_buffer("settled", torch.zeros(num_experts))
+        self.register_buffer("moved_short", torch.tensor(0.0))
+        self.register_buffer("moved_long", torch.tensor(0.0))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))  # updates since it started
+
+    def of(self, shift: Tensor) -> Tensor:
+        """The settled shift, if `shift` is where the last update left it; else the shift as it is."""
+        return torch.where((shift == self.recent[0]).all(), self.settled, shift)
+
+    def see(self, before: Tensor, after: Tensor) -> None:
+        """An update took place. One that moved nothing (frozen, nothing counted) changes nothing
+        here either.
+        """
+        self._start_unless((before == self.recent[0]).all(), before)
+        moves = (before != after).any()
+        enough = (
+            self.seen + 1 >= LONG
+        )  # with fewer updates, both lags would measure the same movement
+        for moved, lag in ((self.moved_short, SHORT), (self.moved_long, LONG)):
+            square = (after - self.recent[lag - 1]).double().square().mean()
+            moved.copy_(
+                torch.where(moves, _MEMORY * moved + torch.where(enough, square, 0.0), moved)
+            )
+        self.settled.lerp_(after, self._gain() * moves)
+        self.recent.copy_(
+            torch.where(moves, torch.cat((after.unsqueeze(0), self.recent[:-1])), self.recent)
+        )
+        self.seen += moves
+
+    def _start_unless(self, known: Tensor, shift: Tensor) -> None:
+        self.recent.copy_(torch.where(known, self.recent, shift))
+        self.settled.copy_(torch.where(known, self.settled, shift))
+        for memory in (self.moved_short, self.moved_long, self.seen):
+            memory.mul_(known)
+
+    def _gain(self) -> Tensor:
+        drift = (self.moved_long - self.moved_short).clamp_min(0) / (LONG - SHORT)
+        noise = (self.moved_short - SHORT * drift) / 2
+        gain = 2 / (1 + (1 + 4 * noise / drift).sqrt())
+        return torch.where(noise > 0, gain.clamp_min(_LEAST_GAIN), 1.0)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """A state from before there was settling has none of these: it starts at the next update."""
+        if not any(prefix + name in state_dict for name in self._buffers):
+            state_dict |= {
+                prefix + name: torch.zeros_like(mine) for name, mine in self.state_dict().items()
+            }
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def belongs_to_settling(name: str) -> bool:
+    """Whether a tensor of a state is of a Settling: states saved before there was one lack it, and
+    may be loaded.
+    """
+    return "settling" in name.split(".")
+
+
+@contextlib.contextmanager
+def settled(model: torch.nn.Module) -> Iterator[None]:
+    """Route by the settled shifts inside the block, to evaluate or to export; the iterates are put
+    back after it.
+
+    Do not train inside.
+    """
+    from equipoise.balancing.shift.dual import Dual
+
+    duals = [module for module in model.modules() if isinstance(module, Dual)]
+    iterates = [dual.shift.clone() for dual in duals]
+    try:
+        for dual in duals:
+            dual.settle()
+        yield
+    finally:
+        for dual, iterate in zip(duals, iterates, strict=True):
+            dual.shift.copy_(iterate)

@@ -1,0 +1,31 @@
+"""Step sizes: how far to go at the n-th update, n = 1, 2, ... They take and return tensors, so that
+no GPU waits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from torch import Tensor
+
+StepSize = Callable[[Tensor], Tensor]
+
+
+def inverse(update_rate: float) -> StepSize:
+    """u / n: the paper's choice for its regret bound (Theorem 17)."""
+    rate = checked_rate(update_rate)
+    return lambda n: rate / n
+
+
+def inverse_sqrt(update_rate: float) -> StepSize:
+    """u / sqrt(n): the paper's lowest validation loss (its Table 1)."""
+    rate = checked_rate(update_rate)
+    return lambda n: rate / n.sqrt()
+
+
+def checked_rate(value: float) -> float:
+    """The same, if it is one: YAML reads 1e-3 as text, and NaN would spread over all shifts."""
+    if isinstance(value, str) or not 0 <= value < math.inf:
+        raise ValueError(f"a rate must be a finite number, 0 or more, not {value!r}")
+    return value

@@ -1,0 +1,219 @@
+"""sweep: every training of a grid, here or on a Ray cluster, into one results folder; then the best
+setting of each scheme.
+
+results/
+    manifest.json        the trials with their settings, and what they have in common
+    trials/NAME/         a training each (docs/training.md); failure.json if it failed; .lock while somebody is at it
+    table.json           best settings, all settings sorted by validation loss, failures
+
+Killed and started again it goes on. Finished trials are not repeated, failed ones only if asked.
+Several sweeps of the same grid may work in the folder at once, on one machine or several: each
+trial is made by whoever holds its lock (locks.py). A grid may grow: values added to its axes are
+new trials in the same folder. Any other grid is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from equipoise.experiments.processes.attempt import Means, ended, forget_failures
+from equipoise.experiments.processes.display import Display
+from equipoise.experiments.processes.job import Job
+from equipoise.experiments.processes.local import Local
+from equipoise.experiments.processes.locks import held
+from equipoise.experiments.processes.ray import OnRay
+from equipoise.experiments.sweep.grid import Grid, Trial, read_grid
+from equipoise.experiments.sweep.ranking import ranking, scheme_of
+from equipoise.storage.atomic import write_json
+from equipoise.training.checkpoint import MAY_CHANGE
+from equipoise.training.data.corpus import prepare
+
+FORMAT = "equipoise sweep"
+ENGINES = ("local", "ray")
+FOLDER_LOCK = ".sweep-lock"  # held for moments; not the name a comparison holds while it runs
+SHOWN = 12  # differences in an error
+
+
+class Engine(Protocol):
+    def run(self, jobs: Sequence[Job], display: Display) -> None: ...
+
+
+def sweep(
+    grid: str | Path | Grid,
+    out: str | Path,
+    *,
+    engine: str = "local",
+    at_once: int = 1,
+    address: str | None = None,
+    cpus_per_trial: float = 1,
+    gpus_per_trial: float = 0,
+    processes_per_trial: int | None = None,
+    retry_failed: bool = False,
+    keep_checkpoints: bool = False,
+) -> dict[str, Any]:
+    """Train the whole grid, and return what table.json holds.
+
+    Args:
+        grid: a YAML file (grid.py), a built-in one by name, or a Grid.
+        out: the results folder.
+        engine: "local" or "ray".
+        at_once: trials side by side, on the local engine.
+        address: of the Ray cluster; by default that of $RAY_ADDRESS, or one of this machine alone.
+        cpus_per_trial, gpus_per_trial: what Ray keeps for each.
+        processes_per_trial: more than one run under torchrun; by default one for each GPU.
+        retry_failed: do those again that failed before.
+        keep_checkpoints: keep those of finished trials.
+    """
+    folder = Path(out)
+    trials = (grid if isinstance(grid, Grid) else read_grid(grid)).trials(folder)
+    processes = max(1, int(gpus_per_trial)) if processes_per_trial is None else processes_per_trial
+    if processes < 1:
+        raise ValueError(f"at least one process for a trial, not {processes}")
+    chosen = _engine(
+        engine, at_once, address, cpus_per_trial, gpus_per_trial, processes, keep_checkpoints
+    )
+    enter(folder, trials)
+    if retry_failed:
+        forget_failures([trial.job for trial in trials])
+    try:
+        _run(chosen, trials, prepare_first=engine == "local")
+    finally:
+        found = conclude(folder)
+    return found
+
+
+def _engine(
+    name: str,
+    at_once: int,
+    address: str | None,
+    cpus: float,
+    gpus: float,
+    processes: int,
+    keep: bool,
+) -> Engine:
+    if name == "local":
+        if address is not None:
+            raise ValueError("--address names a Ray cluster: it goes with --engine ray")
+        threads = max(1, (os.cpu_count() or 1) // (at_once * processes)) if at_once > 0 else 1
+        return Local(at_once, Means(processes, threads, keep))
+    if name == "ray":
+        return OnRay(address, cpus, gpus, Means(processes, max(1, int(cpus) // processes), keep))
+    raise ValueError(f"no engine {name!r}: there are {' and '.join(ENGINES)}")
+
+
+def _run(engine: Engine, trials: Sequence[Trial], *, prepare_first: bool) -> None:
+    todo = [trial.job for trial in trials if ended(trial.job) is None]
+    with Display(sum(job.config.steps for job in todo)) as display:
+        if len(todo) < len(trials):
+            display.say(f"{len(trials) - len(todo)} of {len(trials)} trials had ended before")
+        if todo and prepare_first:  # once, not in every process
+            for data, size, coder in {
+                (job.config.data, job.config.model.vocab_size, job.config.tokenizer) for job in todo
+            }:
+                prepare(data, vocab_size=size, tokenizer=coder)
+        if todo:
+            engine.run(todo, display)
+
+
+def enter(folder: Path, trials: Sequence[Trial]) -> None:
+    """Write the manifest, unless the folder holds another grid's."""
+    ours = describe(trials)
+    _refuse(folder, ours)  # before anything is written there
+    folder.mkdir(parents=True, exist_ok=True)
+    with held(
+        folder / FOLDER_LOCK
+    ):  # two that start together must not both believe to be the first
+        _refuse(folder, ours)
+        write_json(folder / "manifest.json", ours)
+
+
+def _refuse(folder: Path, ours: dict[str, Any]) -> None:
+    path = folder / "manifest.json"
+    if path.exists():
+        refuse_another(folder, json.loads(path.read_text(encoding="utf-8")), ours)
+    elif folder.exists() and (
+        left := sorted(each.name for each in folder.iterdir() if each.name[0] != ".")
+    ):
+        raise ValueError(
+            f"{folder} holds something else ({', '.join(left[:3])}): choose another folder"
+        )
+
+
+def describe(trials: Sequence[Trial]) -> dict[str, Any]:
+    """What the trials have in common, and what each has of its own."""
+    configs = {trial.name: _flat(trial.job.config.to_dict()) for trial in trials}
+    first = next(iter(configs.values()))
+    common = {
+        key: value
+        for key, value in first.items()
+        if all(key in config and config[key] == value for config in configs.values())
+    }
+    about = {}
+    for trial in trials:
+        config = trial.job.config
+        scheme, label = scheme_of(config.balancer, config.look_ahead > 0)
+        own = {key: value for key, value in configs[trial.name].items() if key not in common}
+        about[trial.name] = {
+            "scheme": scheme,
+            "label": label,
+            "settings": trial.settings,
+            "config": own,
+        }
+    return {"format": FORMAT, "version": 1, "common": common, "trials": about}
+
+
+def refuse_another(folder: Path, there: dict[str, Any], here: dict[str, Any]) -> None:
+    """Every trial that is there must be one of ours, with the same settings."""
+    if there.get("format") != FORMAT:
+        raise ValueError(
+            f"{folder} holds an {there.get('format', 'unknown kind of results')}: choose another "
+            "folder"
+        )
+    lines = _values_that_are_gone(there["trials"], here["trials"])
+    for name in there["trials"].keys() & here["trials"].keys():
+        old, new = (each["common"] | each["trials"][name]["config"] for each in (there, here))
+        lines |= {
+            f"{key}: {old.get(key)!r} there, {new.get(key)!r} here": None
+            for key in {**old, **new}
+            if old.get(key) != new.get(key)
+        }
+    if lines:
+        shown = "".join(f"\n  {line}" for line in list(lines)[:SHOWN])
+        more = f"\n  and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
+        raise ValueError(
+            f"{folder} holds another sweep:{shown}{more}\nChoose another folder, or delete that one"
+        )
+
+
+def _values_that_are_gone(there: dict[str, Any], here: dict[str, Any]) -> dict[str, None]:
+    """By axis; trial by trial where the values are all here and a combination of them is not."""
+    gone = [name for name in there if name not in here]
+    lines: dict[str, None] = {}
+    for key in dict.fromkeys(key for name in gone for key in there[name]["settings"]):
+        known = [about["settings"].get(key) for about in here.values()]
+        values = dict.fromkeys(repr(there[name]["settings"].get(key)) for name in gone)
+        if missing := [value for value in values if value not in map(repr, known)]:
+            lines[f"{key}: {', '.join(missing)} there, not here"] = None
+    return lines or dict.fromkeys(f"trial {name}: there, not here" for name in gone)
+
+
+def conclude(folder: Path) -> dict[str, Any]:
+    """Of all trials in the manifest, which another sweep may have made longer since."""
+    with held(folder / FOLDER_LOCK):
+        found = ranking(folder, json.loads((folder / "manifest.json").read_text(encoding="utf-8")))
+        write_json(folder / "table.json", found)
+    return found
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{key}.")
+        elif key not in MAY_CHANGE or prefix:
+            found[f"{prefix}{key}"] = value
+    return found

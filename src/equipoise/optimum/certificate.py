@@ -1,0 +1,82 @@
+"""A check of a Solution's proof that shares nothing with how it was found: numpy, float64, from the
+scores alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from equipoise.optimum.problem import Problem
+
+if TYPE_CHECKING:
+    from equipoise.optimum.solve import Solution
+
+
+def verify(solution: Solution, scores: Any) -> None:
+    """Raise ValueError unless the assignment is allowed, is a top-K of scores + shift, and its
+    value equals the dual's.
+    """
+    problem = Problem.of(scores, solution.top_k)
+    problem = Problem(
+        problem.scores, problem.top_k, solution.lower, solution.upper, problem.largest
+    )
+    _is_allowed(solution, problem)
+    _is_a_top_k(solution, problem)
+    value, dual_value = problem.value(solution.experts), problem.dual(solution.shift)
+    bound = problem.rounding_bound(solution.shift)
+    if not abs(dual_value - value) <= bound:
+        raise ValueError(
+            f"the dual's value {dual_value:.17g} is not the assignment's, {value:.17g}: they differ "
+            f"by more than rounding can, {bound:.3g}"
+        )
+    for name, claimed, found in (
+        ("value", solution.value, value),
+        ("dual_value", solution.dual_value, dual_value),
+    ):
+        if not abs(claimed - found) <= bound:
+            raise ValueError(f"{name} is said to be {claimed:.17g}, but is {found:.17g}")
+
+
+def _is_allowed(solution: Solution, problem: Problem) -> None:
+    """K distinct experts a token, and every load within its bounds."""
+    experts = np.sort(solution.experts, axis=1)
+    if experts.shape != (problem.num_tokens, problem.top_k):
+        raise ValueError(
+            f"experts have shape {experts.shape}, not {(problem.num_tokens, problem.top_k)}"
+        )
+    if experts.min() < 0 or experts.max() >= problem.num_experts:
+        raise ValueError(f"experts are not all between 0 and {problem.num_experts - 1}")
+    twice = np.flatnonzero((experts[:, 1:] == experts[:, :-1]).any(axis=1))
+    if len(twice):
+        raise ValueError(
+            f"token {int(twice[0])} has an expert twice: {solution.experts[twice[0]].tolist()}"
+        )
+    loads = np.bincount(experts.ravel(), minlength=problem.num_experts)
+    if not np.array_equal(loads, solution.loads):
+        raise ValueError("loads are not what the experts' rows count up to")
+    wrong = np.flatnonzero((loads < problem.lower) | (loads > problem.upper))
+    if len(wrong):
+        k = int(wrong[0])
+        raise ValueError(
+            f"expert {k} has {loads[k]} tokens, not {problem.lower[k]} to {problem.upper[k]}"
+        )
+
+
+def _is_a_top_k(solution: Solution, problem: Problem) -> None:
+    """No expert left out beats one chosen, up to the rounding of the shift and of one sum."""
+    shift = np.asarray(solution.shift, np.float64)
+    allowed = 8 * np.finfo(np.float64).eps * (problem.largest + np.abs(shift).max())
+    for start in range(0, problem.num_tokens, 16384):
+        rows = slice(start, start + 16384)
+        shifted = problem.scores[rows] + shift
+        lowest = np.take_along_axis(shifted, solution.experts[rows], 1).min(axis=1)
+        np.put_along_axis(shifted, solution.experts[rows], -np.inf, 1)
+        worse = np.flatnonzero(shifted.max(axis=1) > lowest + allowed)
+        if len(worse):
+            token = start + int(worse[0])
+            raise ValueError(
+                f"token {token} chose {solution.experts[token].tolist()}, not a top-K of its "
+                "scores + shift"
+            )

@@ -1,0 +1,411 @@
+"""The last tokens, exactly: cheapest chains of moves, in whole numbers.
+
+Given a shift and an assignment that is a top-K of scores + shift, but with some experts over and
+some under their load. Moving token i from expert k to l costs (scores_ik + p_k) - (scores_il + p_l)
+>= 0. An arc k -> l is the cheapest such move. The cheapest chain of arcs from an expert with too
+many to one with too few is taken (a shortest path on a graph of E nodes); raising p by the
+distances, cut off at the chain's length, keeps every move's cost at 0 or above and makes the
+chain's 0: the assignment stays a top-K. When loads are right, it is optimal and the shift proves it
+(complementary slackness).
+
+Exactness: scores are read as whole multiples of 2^-52 of the largest one, and the shift is such a
+whole number too. So ties are ties, 0 is 0, and nothing accumulates.
+
+Speed: what orders the moves of one arc is scores_ik - scores_il, which no shift changes: one heap
+per arc, never rebuilt. Only moves that cost at most `reach` under the first shift are kept. A shift
+that has since changed by s (max - min) has made a move left out cost at least reach - s; while
+chains are shorter than that they are the shortest of all. Else: `WIDER`.
+
+Floor and ceiling: one more node, the pool, with shift 0. An expert below its ceiling may keep one
+more token (arc to the pool), one above its floor may give one up (arc from it).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+DONE, WIDER, AGAIN = 0, 1, 2
+_FAR = 1 << 61
+BITS = 52  # whole numbers of the largest score; 2^9 times as much is left for a shift to grow
+
+_kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
+
+
+@_kernel
+def whole(score: float, scale: float) -> Any:
+    """The score as a whole number of units of 1 / scale."""
+    return np.int64(np.rint(np.float64(score) * scale))
+
+
+@_kernel
+def _kth_largest(values: Array, best: Array) -> int:
+    """The least of the K largest; `best` (K,) is room to keep them in, falling."""
+    best[:] = -_FAR
+    last = len(best) - 1
+    for value in values:
+        if value > best[last]:
+            place = last
+            while place > 0 and best[place - 1] < value:
+                best[place] = best[place - 1]
+                place -= 1
+            best[place] = value
+    return best[last]
+
+
+@_kernel
+def choose(
+    scores: Array, tokens: Array, scale: float, shift: Array, top_k: int, need: Array, chosen: Array
+) -> None:
+    """The exact top-K of each token. Where equals compete, those with the greatest need have it,
+    then the lowest index.
+
+    `need` (E,), the tokens an expert still lacks, is brought up to date on the way.
+    """
+    E = scores.shape[1]
+    shifted = np.empty(E, np.int64)
+    best = np.empty(top_k, np.int64)
+    for row in range(len(tokens)):
+        for k in range(E):
+            shifted[k] = whole(scores[tokens[row], k], scale) + shift[k]
+        threshold = _kth_largest(shifted, best)
+        room = top_k
+        for k in range(E):
+            chosen[row, k] = shifted[k] > threshold
+            room -= chosen[row, k]
+            need[k] -= chosen[row, k]
+        for _ in range(room):
+            neediest = -1
+            for k in range(E):
+                if (
+                    shifted[k] == threshold
+                    and not chosen[row, k]
+                    and (neediest < 0 or need[k] > need[neediest])
+                ):
+                    neediest = k
+            chosen[row, neediest] = True
+            need[neediest] -= 1
+
+
+class Moves(NamedTuple):
+    """Pairing heaps of moves, one for each arc, in common storage; and the cheapest of each, as
+    shortest paths want it.
+    """
+
+    key: Array  # scores_ik - scores_il
+    mover: Array  # the row of the token
+    child: Array
+    sibling: Array
+    used: Array  # (1,) how much of the storage
+    top: Array  # (E, E) the cheapest move of each arc, or -1
+    cheapest: Array  # (E + 1, E + 1) its key; the pool is last
+
+
+@_kernel
+def _meld(moves: Moves, a: int, b: int) -> int:
+    """Join two heaps."""
+    if moves.key[b] < moves.key[a]:
+        a, b = b, a
+    moves.sibling[b] = moves.child[a]
+    moves.child[a] = b
+    return a
+
+
+@_kernel
+def _push(moves: Moves, k: int, l: int, key: int, row: int) -> None:
+    new = moves.used[0]
+    moves.used[0] += 1
+    moves.key[new], moves.mover[new], moves.child[new], moves.sibling[new] = key, row, -1, -1
+    top = moves.top[k, l]
+    moves.top[k, l] = new if top < 0 else _meld(moves, top, new)
+    moves.cheapest[k, l] = min(moves.cheapest[k, l], key)
+
+
+@_kernel
+def _without_top(moves: Moves, top: int) -> int:
+    """The heap without its least move: join its children in pairs, then the pairs."""
+    child, sibling = moves.child, moves.sibling
+    pairs = -1
+    left = child[top]
+    while left >= 0:
+        right = sibling[left]
+        if right < 0:
+            sibling[left] = pairs
+            pairs = left
+            break
+        following = sibling[right]
+        joined = _meld(moves, left, right)
+        sibling[joined] = pairs
+        pairs = joined
+        left = following
+    heap = -1
+    while pairs >= 0:
+        following = sibling[pairs]
+        sibling[pairs] = -1
+        heap = pairs if heap < 0 else _meld(moves, heap, pairs)
+        pairs = following
+    return heap
+
+
+@_kernel
+def _count_moves(
+    scores: Array, tokens: Array, scale: float, shift: Array, chosen: Array, reach: int
+) -> int:
+    E = scores.shape[1]
+    count = 0
+    shifted = np.empty(E, np.int64)
+    for row in range(len(tokens)):
+        for k in range(E):
+            shifted[k] = whole(scores[tokens[row], k], scale) + shift[k]
+        for k in range(E):
+            if chosen[row, k]:
+                for l in range(E):
+                    count += not chosen[row, l] and shifted[k] - shifted[l] <= reach
+    return count
+
+
+@_kernel
+def _nearest(
+    cheapest: Array, shift: Array, excess: Array, distance: Array, before: Array, settled: Array
+) -> int:
+    """Dijkstra from all nodes with too many to the nearest with too few; -1 if none can be reached."""
+    V = len(shift)
+    for v in range(V):
+        distance[v] = 0 if excess[v] > 0 else _FAR
+        before[v] = -1
+        settled[v] = False
+    while True:
+        here = -1
+        for v in range(V):
+            if not settled[v] and distance[v] < _FAR and (here < 0 or distance[v] < distance[here]):
+                here = v
+        if here < 0 or excess[here] < 0:
+            return here
+        settled[here] = True
+        base = distance[here] + shift[here]
+        for v in range(V):
+            if not settled[v] and cheapest[here, v] < _FAR:
+                length = base + cheapest[here, v] - shift[v]
+                if length < distance[v]:
+                    distance[v] = length
+                    before[v] = here
+
+
+@_kernel
+def _fill(
+    moves: Moves,
+    scores: Array,
+    tokens: Array,
+    scale: float,
+    shift: Array,
+    chosen: Array,
+    reach: int,
+) -> None:
+    """Every move that costs at most `reach`."""
+    E = scores.shape[1]
+    mine = np.empty(E, np.int64)
+    for row in range(len(tokens)):
+        for k in range(E):
+            mine[k] = whole(scores[tokens[row], k], scale)
+        for k in range(E):
+            if chosen[row, k]:
+                for l in range(E):
+                    key = mine[k] - mine[l]
+                    if not chosen[row, l] and key + shift[k] - shift[l] <= reach:
+                        _push(moves, k, l, key, row)
+
+
+@_kernel
+def _offer(
+    moves: Moves, mine: Array, chosen: Array, row: int, k: int, l: int, first: Array, reach: int
+) -> None:
+    """The token of this row has just gone from k to l. New moves: from l to anywhere, and from
+    anywhere back into k.
+    """
+    for m in range(len(mine)):
+        if m == k or not chosen[row, m]:
+            source, sink = l, m
+        elif m != l:
+            source, sink = m, k
+        else:
+            continue
+        key = mine[source] - mine[sink]
+        if key + first[source] - first[sink] <= reach:
+            _push(moves, source, sink, key, row)
+
+
+@_kernel
+def _withdraw(moves: Moves, chosen: Array, row: int, source: int, sink: int) -> None:
+    """If this token led the arc, find the next token that can make the move."""
+    top = moves.top[source, sink]
+    if top < 0 or moves.mover[top] != row:
+        return
+    while top >= 0 and not (
+        chosen[moves.mover[top], source] and not chosen[moves.mover[top], sink]
+    ):
+        top = _without_top(moves, top)
+    moves.top[source, sink] = top
+    moves.cheapest[source, sink] = moves.key[top] if top >= 0 else _FAR
+
+
+@_kernel
+def _open_pool(cheapest: Array, k: int, accepted: Array, lower: Array, upper: Array) -> None:
+    E = len(accepted)
+    cheapest[k, E] = 0 if accepted[k] < upper[k] else _FAR
+    cheapest[E, k] = 0 if accepted[k] > lower[k] else _FAR
+
+
+class Given(NamedTuple):
+    """What stays as it is while chains are looked for."""
+
+    scores: Array
+    tokens: Array  # (n,) those that may move
+    scale: float
+    first: Array  # the shift they began with
+    reach: int  # moves that cost more under it are left out
+    lower: Array  # (E,) bounds of the loads
+    upper: Array
+
+
+@_kernel
+def _step(moves: Moves, given: Given, chosen: Array, accepted: Array, k: int, l: int) -> None:
+    """One token goes from k to l; with the pool, an expert's accepted load gives or takes one."""
+    E = len(accepted)
+    if k == E:
+        accepted[l] -= 1
+        _open_pool(moves.cheapest, l, accepted, given.lower, given.upper)
+        return
+    if l == E:
+        accepted[k] += 1
+        _open_pool(moves.cheapest, k, accepted, given.lower, given.upper)
+        return
+    row = moves.mover[moves.top[k, l]]
+    chosen[row, k], chosen[row, l] = False, True
+    mine = np.empty(E, np.int64)
+    for m in range(E):
+        mine[m] = whole(given.scores[given.tokens[row], m], given.scale)
+    _offer(moves, mine, chosen, row, k, l, given.first, given.reach)
+    for m in range(E):
+        _withdraw(moves, chosen, row, k, m)
+        _withdraw(moves, chosen, row, m, l)
+
+
+@_kernel
+def _is_free(cheapest: Array, shift: Array, before: Array, start: int, end: int) -> bool:
+    """Whether every arc of the chain still costs 0."""
+    l = end
+    while l != start:
+        k = before[l]
+        if cheapest[k, l] == _FAR or cheapest[k, l] + shift[k] - shift[l] != 0:
+            return False
+        l = k
+    return True
+
+
+@_kernel
+def _all_moves(given: Given, shift: Array, chosen: Array, accepted: Array) -> Moves:
+    """Every move within reach, with room for those to come."""
+    scores, tokens, scale, E = given.scores, given.tokens, given.scale, len(accepted)
+    capacity = 2 * _count_moves(scores, tokens, scale, shift, chosen, given.reach) + 4 * E * E
+    links = np.empty((3, capacity), np.int32)
+    top = np.full((E, E), -1, np.int32)
+    cheapest = np.full((E + 1, E + 1), _FAR, np.int64)
+    moves = Moves(
+        np.empty(capacity, np.int64),
+        links[0],
+        links[1],
+        links[2],
+        np.zeros(1, np.int64),
+        top,
+        cheapest,
+    )
+    _fill(moves, scores, tokens, scale, shift, chosen, given.reach)
+    for k in range(E):
+        _open_pool(cheapest, k, accepted, given.lower, given.upper)
+    return moves
+
+
+@_kernel
+def augment(
+    scores: Array,
+    tokens: Array,
+    scale: float,
+    shift: Array,
+    chosen: Array,
+    accepted: Array,
+    lower: Array,
+    upper: Array,
+    excess: Array,
+    reach: int,
+) -> int:
+    """Move tokens along cheapest chains until no expert has too many. All arrays but the scores are
+    changed in place.
+
+    tokens: (n,) those that may move; chosen: (n, E) bool. shift, excess: (E + 1,), the pool last.
+    accepted: (E,) the load each expert is to have, between lower and upper. DONE; WIDER if `reach`
+    was too short to go on; AGAIN if storage is full: call again, and it is made anew.
+    """
+    E = scores.shape[1]
+    given = Given(scores, tokens, scale, shift.copy(), reach, lower, upper)
+    moves = _all_moves(given, shift, chosen, accepted)
+    distance, before, settled = (
+        np.empty(E + 1, np.int64),
+        np.empty(E + 1, np.int64),
+        np.empty(E + 1, np.bool_),
+    )
+    while excess.max() > 0:
+        end = _nearest(moves.cheapest, shift, excess, distance, before, settled)
+        changed = shift - given.first
+        if end < 0 or distance[end] > reach - (changed.max() - changed.min()):
+            return WIDER
+        length = distance[end]
+        for v in range(E + 1):
+            if settled[v]:
+                shift[v] += distance[v] - length  # distances cut off at the length, less the length
+        start = end
+        while before[start] >= 0:
+            start = before[start]
+        # the chain costs 0 now: use it for as many tokens as it lasts
+        while (
+            excess[start] > 0
+            and excess[end] < 0
+            and _is_free(moves.cheapest, shift, before, start, end)
+        ):
+            if moves.used[0] + E * E > len(moves.key):
+                return AGAIN
+            excess[start] -= 1
+            excess[end] += 1
+            l = end
+            while l != start:
+                _step(moves, given, chosen, accepted, before[l], l)
+                l = before[l]
+    return DONE
+
+
+@_kernel
+def write(
+    scores: Array, tokens: Array, scale: float, shift: Array, chosen: Array, experts: Array
+) -> None:
+    """Each token's chosen experts into its row of `experts`, by falling shifted score, equals by
+    index.
+    """
+    for row in range(len(tokens)):
+        mine = scores[tokens[row]]
+        held = experts[tokens[row]]
+        count = 0
+        for k in range(scores.shape[1]):
+            if chosen[row, k]:
+                here = whole(mine[k], scale) + shift[k]
+                place = count
+                while (
+                    place > 0
+                    and whole(mine[held[place - 1]], scale) + shift[held[place - 1]] < here
+                ):
+                    held[place] = held[place - 1]
+                    place -= 1
+                held[place] = k
+                count += 1

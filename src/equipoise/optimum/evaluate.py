@@ -1,0 +1,86 @@
+"""What a shift achieves, and what it gives up against the best assignment with exact loads.
+
+Two numbers belong together: how even the loads are, and how much of the scores is kept. No
+balancing keeps the most scores; sending tokens anywhere balances perfectly. The exact optimum is
+the most that can be kept with even loads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from equipoise.optimum.problem import Problem, readable_shift
+from equipoise.optimum.solve import Solution, solve
+from equipoise.optimum.topk import choice, sums
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A shift's choice, beside the exact optimum of the same scores."""
+
+    experts: Array  # (T, K)
+    loads: Array  # (E,) int64
+    value: float  # sum of the chosen scores
+    dual_value: float  # the dual at this shift
+    imbalance: float  # mean |load - target| / target, over experts with a target
+    max_violation: float  # greatest load / target - 1
+    optimum: Solution
+
+    @property
+    def given_up(self) -> float:
+        """Affinity given up against the optimum, as a share of its value. Below 0 where loads are
+        uneven: what the exact balance would cost more.
+        """
+        return (
+            (self.optimum.value - self.value) / abs(self.optimum.value)
+            if self.optimum.value
+            else 0.0
+        )
+
+    @property
+    def dual_gap(self) -> float:
+        """How far this shift is from an optimal dual, in value. Never below 0 but for rounding."""
+        return self.dual_value - self.optimum.value
+
+
+def evaluate(
+    scores: Any, top_k: int, shift: Any, *, target: Any = None, optimum: Solution | None = None
+) -> Evaluation:
+    """What `shift` achieves on these scores. Pass `optimum` if it is already known; else it is
+    solved, starting from `shift`.
+
+    Example:
+        >>> import numpy as np
+        >>> scores = np.random.default_rng(0).random((1000, 8), dtype=np.float32)
+        >>> equipoise.evaluate(scores, 2, np.zeros(8)).imbalance < 0.1
+        True
+    """
+    problem = Problem.of(scores, top_k, target)
+    shift = readable_shift(shift, problem.num_experts)
+    if optimum is None:
+        optimum = solve(problem.scores, top_k, target=target, shift=shift)
+    elif optimum.experts.shape != (problem.num_tokens, problem.top_k):
+        raise ValueError(
+            f"the optimum is of {optimum.experts.shape}, these scores need "
+            f"{(problem.num_tokens, top_k)}"
+        )
+    experts = choice(problem.scores, shift, problem.top_k)
+    loads = np.bincount(experts.ravel(), minlength=problem.num_experts)
+    value, best = sums(problem.scores, shift, experts)
+    wanted = problem.target
+    asked = wanted > 0
+    off = (loads - wanted)[asked] / wanted[asked]
+    return Evaluation(
+        experts=experts,
+        loads=loads,
+        value=value,
+        dual_value=best + float(problem.price(shift).sum()),
+        imbalance=float(np.abs(off).mean()),
+        max_violation=float(off.max()),
+        optimum=optimum,
+    )

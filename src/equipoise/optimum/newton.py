@@ -1,0 +1,252 @@
+"""Newton's method on the dual: a shift under which loads are within a few tokens of their targets.
+
+The dual (problem.py) is convex with gradient loads - target. Its second derivative (the paper's
+second directional derivative) is the Laplacian of a graph on the experts: the weight between k and
+l is how many tokens have k and l at their boundary, per unit of shift. Counted on the tokens whose
+margin is below the trust radius it is a model good for steps of that size, and a step is accepted
+by what it did to the dual itself.
+
+A token whose margin exceeds max(dp) - min(dp) chooses the same experts under p + dp. So after one
+look at all tokens, steps within a radius need only those whose margin is smaller: a `Region`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from equipoise.optimum.topk import ALL, Boundary, boundary
+
+Array = np.ndarray[Any, Any]
+
+_PER_EXPERT = 16  # tokens at the boundary that tell an expert's curvature to a fifth or so
+_ROUNDS = 100  # of conjugate gradients, at most
+_EXACTNESS = 0.02  # of the gap that may be left by them
+_SHARE = 0.1  # of a step: how widely the Hessian is counted
+
+
+@dataclass(frozen=True)
+class Region:
+    """The tokens whose choice may change while the shift stays within `radius` of `center`, and the
+    sum of the others.
+    """
+
+    scores: Array
+    top_k: int
+    largest: float  # largest |score|
+    tokens: Array  # indices; topk.ALL for all
+    center: Array
+    radius: float  # in max - min of the shift's change
+    frozen_loads: Array
+    frozen_value: float  # at the center
+
+    @staticmethod
+    def whole(scores: Array, top_k: int, largest: float, tokens: Array = ALL) -> Region:
+        E = scores.shape[1]
+        return Region(
+            scores, top_k, largest, tokens, np.zeros(E), np.inf, np.zeros(E, np.int64), 0.0
+        )
+
+    def __len__(self) -> int:
+        return len(self.tokens) or len(self.scores)
+
+    def left(self, shift: Array) -> float:
+        """How far the shift may still go from here: every token with a margin up to that is in the
+        region.
+        """
+        return self.radius - float(np.ptp(shift - self.center))
+
+    def holds(self, shift: Array) -> bool:
+        return self.left(shift) > 0
+
+    def look(self, shift: Array) -> Look:
+        """Loads, value and boundary under a shift within the radius."""
+        seen = boundary(self.scores, shift, self.top_k, self.tokens)
+        loads = seen.loads + self.frozen_loads
+        value = seen.value + self.frozen_value + float(self.frozen_loads @ (shift - self.center))
+        return Look(shift, loads, value, seen)
+
+    def narrowed(self, look: Look, radius: float) -> tuple[Region, Look]:
+        """Only the tokens with a margin up to `radius` at a shift that was looked at, and the same
+        look at them.
+        """
+        near = np.flatnonzero(look.seen.margin <= radius)
+        if not len(near):  # an empty list would mean all
+            near = np.zeros(1, np.int64)
+        tokens = self.tokens[near] if len(self.tokens) else near
+        seen = boundary(self.scores, look.shift, self.top_k, tokens)
+        frozen_loads, frozen_value = look.loads - seen.loads, look.value - seen.value
+        region = Region(
+            self.scores,
+            self.top_k,
+            self.largest,
+            tokens,
+            look.shift,
+            radius,
+            frozen_loads,
+            frozen_value,
+        )
+        return region, Look(look.shift, look.loads, look.value, seen)
+
+
+@dataclass(frozen=True)
+class Look:
+    """One evaluation: the shift, loads (E,) and value over all tokens, and the region's boundary."""
+
+    shift: Array
+    loads: Array
+    value: float
+    seen: Boundary
+
+
+@dataclass
+class Descent:
+    """Where Newton stopped: the last look, the region it was made in, the trust radius, and how
+    many tokens were read.
+    """
+
+    look: Look
+    region: Region
+    whole: Region
+    radius: float
+    read: int
+    first: Look  # at the shift it began with, over the whole region
+    close: bool = False  # whether the loads came as near as was asked
+
+
+def descend(
+    whole: Region,
+    target: Array,
+    shift: Array,
+    *,
+    excess: float,
+    radius: float | None,
+    rounds: int = 60,
+) -> Descent:
+    """Lower the dual until the tokens in excess are at most `excess`, or nothing more is gained."""
+    look = whole.look(shift)
+    state = Descent(look, whole, whole, radius or _first_radius(look.seen.margin), len(whole), look)
+    smallest = 1e-9 * state.radius
+    for _ in range(rounds):
+        gap = target - state.look.loads
+        state.close = bool(np.abs(gap).sum() <= 2 * excess)
+        if state.close or state.radius < smallest:
+            break
+        _narrow(state)
+        _step(state, target, gap)
+    return state
+
+
+def _first_radius(margin: Array) -> float:
+    return 8 * float(margin.mean(dtype=np.float64)) or 1.0
+
+
+def _narrow(state: Descent) -> None:
+    """Forget tokens that steps of this size cannot reach, where that halves the work or better."""
+    reach = 1.01 * state.radius
+    if reach > state.region.left(state.look.shift):
+        return
+    if np.count_nonzero(state.look.seen.margin <= reach) < len(state.region) / 2:
+        state.region, state.look = state.region.narrowed(state.look, reach)
+        state.read += len(state.region)
+
+
+def _step(state: Descent, target: Array, gap: Array) -> None:
+    """One trust-region step: accepted if the dual falls; the radius follows how well the model
+    foretold the fall.
+    """
+    laplacian, change, held_back = _newton(state.look.seen, gap, state.radius)
+    shift = state.look.shift + change
+    region = state.region if state.region.holds(shift) else state.whole
+    after = region.look(shift)
+    state.read += len(region)
+    foretold = float(gap @ change - 0.5 * change @ (laplacian @ change))
+    fall = (state.look.value - target @ state.look.shift) - (after.value - target @ shift)
+    if fall <= 0:
+        state.radius /= 4
+        return
+    state.region, state.look = region, after
+    if fall < 0.3 * foretold:
+        state.radius /= 2
+    elif fall > 0.7 * foretold:
+        # Near the optimum steps shrink by themselves, and with the radius the tokens that matter
+        # grow few.
+        state.radius = (
+            2 * state.radius if held_back else max(float(np.ptp(change)), state.radius / 16)
+        )
+
+
+def _newton(seen: Boundary, gap: Array, radius: float) -> tuple[Any, Array, bool]:
+    """The Hessian, the step, and whether the radius held it back.
+
+    The Hessian is counted on a tenth of the step's width, or on as many tokens as tell it.
+    """
+    enough = min(len(seen.margin) - 1, _PER_EXPERT * len(gap))
+    width = float(np.partition(seen.margin, enough)[enough]) or radius
+    while True:
+        laplacian = _laplacian(seen, len(gap), width)
+        change, held_back = _within(laplacian, gap, radius)
+        spread = float(np.ptp(change))
+        if not width < _SHARE * spread:
+            return laplacian, change, held_back
+        width = max(2 * width, _SHARE * spread)
+
+
+def _laplacian(seen: Boundary, E: int, width: float) -> Any:
+    """Tokens at the boundary of each pair of experts, per unit of shift: the Hessian of the dual, a
+    sparse matrix.
+    """
+    near = seen.margin <= width
+    k, l = seen.kth[near], seen.runner_up[near]
+    # A token may go one way only; half for each way it might have been counted.
+    weight = sparse.coo_matrix((np.full(len(k), 0.5 / width), (k, l)), shape=(E, E)).tocsr()
+    weight = weight + weight.T
+    return sparse.diags(np.asarray(weight.sum(axis=1)).ravel(), format="csr") - weight
+
+
+def _within(laplacian: Any, gap: Array, radius: float) -> tuple[Array, bool]:
+    """The Newton step, damped until the shift's spread changes by no more than the radius; and
+    whether it had to be.
+    """
+    degree = laplacian.diagonal()
+    plenty = 2 * float(np.ptp(gap)) / radius  # damping beyond which the step is short enough
+    change = _conjugate_gradients(laplacian, degree, gap, 1e-6 * degree.mean() or plenty)
+    if np.ptp(change) <= radius:
+        return change, False
+    little, damping = 1e-5 * plenty, 0.03 * plenty
+    for _ in range(
+        12
+    ):  # the spread falls as damping grows; anything between half the radius and all of it will do
+        change = _conjugate_gradients(laplacian, degree, gap, damping)
+        spread = np.ptp(change)
+        if radius / 2 <= spread <= radius:
+            break
+        little, plenty = (damping, plenty) if spread > radius else (little, damping)
+        damping = float(np.sqrt(little * plenty))
+    return change * min(1.0, radius / float(np.ptp(change))), True
+
+
+def _conjugate_gradients(laplacian: Any, degree: Array, gap: Array, damping: float) -> Array:
+    """(laplacian + damping) change = gap with mean 0, roughly: the Hessian itself is only counted."""
+    scale = 1 / (degree + damping)
+    change = np.zeros_like(gap)
+    rest = direction = _centred(gap)
+    strength = 0.0
+    for _ in range(_ROUNDS):
+        steep = _centred(scale * rest)
+        before, strength = strength, float(rest @ steep)
+        direction = steep + strength / before * direction if before else steep
+        bent = laplacian @ direction + damping * direction
+        step = strength / float(direction @ bent)
+        change = change + step * direction
+        rest = rest - step * bent
+        if np.abs(rest).sum() <= _EXACTNESS * np.abs(gap).sum():
+            break
+    return change
+
+
+def _centred(values: Array) -> Array:
+    return values - values.mean()

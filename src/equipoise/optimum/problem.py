@@ -1,0 +1,239 @@
+"""The program: who goes where, if every expert must get its share.
+
+    max  sum_ik scores_ik x_ik    each token takes K distinct experts, expert k takes target_k tokens,  x in {0, 1}
+
+(the paper's eq. 3). Its dual, with one variable per expert, the shift p (errata: the printed dual
+lacks x <= 1):
+
+    min_p  sum_i (sum of the K largest of scores_i + p)  -  sum_k target_k p_k
+
+The two optima are equal, and integral: the program is a flow. Where a target is no whole number,
+the load may be its floor or its ceiling, and -target_k p_k becomes max(-floor p_k, -ceil p_k): then
+a constant added to p counts, and p must not be centred.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from equipoise.optimum.topk import in_parts, largest_size
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Scores (T, E), K, and the least and greatest load of every expert. Made by `Problem.of`,
+    which checks them.
+    """
+
+    scores: Array
+    top_k: int
+    lower: Array  # (E,) int64
+    upper: Array  # (E,) int64
+    largest: float  # largest |score|
+
+    @staticmethod
+    def of(scores: Any, top_k: int, target: Any = None) -> Problem:
+        scores = readable_scores(scores)
+        T, E = scores.shape
+        top_k = _whole_top_k(top_k, E)
+        largest = _largest(scores)
+        lower, upper = _bounds(target, T, E, top_k)
+        return Problem(scores, top_k, lower, upper, largest)
+
+    def near_one(self) -> tuple[Problem, int]:
+        """The same problem in units of 2^exponent, where products of scores neither over- nor
+        underflow; and the exponent.
+        """
+        exponent = math.frexp(self.largest)[1]
+        if abs(exponent) < 64:
+            return self, 0
+        scores = np.ldexp(self.scores.astype(np.float64), -exponent)
+        return replace(self, scores=scores, largest=math.ldexp(self.largest, -exponent)), exponent
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.scores)
+
+    @property
+    def num_experts(self) -> int:
+        return int(self.scores.shape[1])
+
+    @property
+    def whole(self) -> bool:
+        """Whether every expert has one allowed load. If not, a constant added to the shift counts."""
+        return bool((self.lower == self.upper).all())
+
+    @property
+    def target(self) -> Array:
+        """The load wanted of every expert, (E,) float64; a fraction where floor and ceiling are
+        allowed.
+        """
+        free = self.upper - self.lower
+        rest = self.num_tokens * self.top_k - int(self.lower.sum())
+        return self.lower + free * (rest / max(1, int(free.sum())))
+
+    def value(self, experts: Array) -> float:
+        """sum_ik scores_ik x_ik in float64, correctly rounded over blocks."""
+        parts = [
+            np.take_along_axis(rows, chosen, 1).sum(dtype=np.float64)
+            for rows, chosen in _blocks(self.scores, np.asarray(experts))
+        ]
+        return math.fsum(parts)
+
+    def dual(self, shift: Array) -> float:
+        """The reduced dual at this shift, in float64: never below the value of an allowed
+        assignment.
+        """
+        shift = np.asarray(shift, np.float64)
+        parts = []
+        for (rows,) in _blocks(self.scores):
+            shifted = rows + shift
+            if self.top_k < self.num_experts:
+                shifted = np.partition(shifted, -self.top_k, axis=1)[:, -self.top_k :]
+            parts.append(shifted.sum())
+        return math.fsum([*parts, *self.price(shift)])
+
+    def price(self, shift: Array) -> Array:
+        """What the targets take off the dual, for each expert: -target_k p_k, or its form for floor
+        and ceiling.
+        """
+        return np.maximum(-self.lower * shift, -self.upper * shift)
+
+    def rounding_bound(self, shift: Array) -> float:
+        """How far float64 may put `dual` from `value` when both are optimal.
+
+        A shifted score is rounded once, by half an ulp of |score| + |shift|; sums of a block of n
+        numbers are pairwise, and add log2 n such roundings. The solver's whole numbers add 2^-52 of
+        the largest score for each of the TK choices.
+        """
+        size = self.largest + float(np.abs(shift).max(initial=0.0))
+        return self.num_tokens * self.top_k * size * 32 * float(np.finfo(np.float64).eps)
+
+
+def readable_scores(scores: Any) -> Array:
+    """A contiguous float32 or float64 array in native order; a CPU tensor or a memory map is read
+    where it is.
+    """
+    array = to_numpy(scores, "scores")
+    if array.ndim != 2 or 0 in array.shape:
+        raise ValueError(
+            f"scores must be (tokens, experts) and not empty, but have shape {tuple(array.shape)}"
+        )
+    if array.dtype.kind != "f":
+        raise TypeError(f"scores must be float32 or float64, not {array.dtype}")
+    if array.dtype.itemsize < 4:
+        array = array.astype(np.float32)  # exact
+    elif array.dtype.itemsize > 8:
+        raise TypeError(f"scores must be float32 or float64, not {array.dtype}")
+    array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+    return array if array.flags.writeable else np.asarray(_Unlocked(array))
+
+
+class _Unlocked:
+    """A read-only array without its lock. Nothing here writes to scores; but numba would compile
+    all kernels once more.
+    """
+
+    def __init__(self, array: Array) -> None:
+        self.array = array  # keeps the memory, or the map, alive
+        address = array.__array_interface__["data"][0]
+        self.__array_interface__ = array.__array_interface__ | {"data": (address, False)}
+
+
+def to_numpy(values: Any, name: str) -> Array:
+    """numpy's view of an array or of a CPU tensor; half precision, which numpy may not know, is
+    widened exactly.
+    """
+    if hasattr(values, "detach"):  # a torch tensor; torch itself is not imported here
+        values = values.detach()
+        if values.device.type != "cpu":
+            raise ValueError(f"{name} are on {values.device}; pass {name}.cpu()")
+        if values.is_floating_point() and values.element_size() < 4:
+            values = values.float()
+        values = values.numpy()
+    return np.asarray(values)
+
+
+def readable_shift(shift: Any, num_experts: int) -> Array:
+    shift = to_numpy(shift, "shift")
+    if shift.shape != (num_experts,):
+        raise ValueError(
+            f"the shift must have one number for each of {num_experts} experts, but has shape "
+            f"{shift.shape}"
+        )
+    shift = shift.astype(np.float64)
+    if not np.isfinite(shift).all():
+        raise ValueError(
+            f"the shift of expert {int(np.flatnonzero(~np.isfinite(shift))[0])} is not finite"
+        )
+    return shift
+
+
+def _whole_top_k(top_k: int, num_experts: int) -> int:
+    if isinstance(top_k, bool) or int(top_k) != top_k:
+        raise TypeError(f"top_k must be a whole number, not {top_k!r}")
+    if not 1 <= top_k <= num_experts:
+        raise ValueError(f"top_k = {top_k} is not between 1 and the {num_experts} experts")
+    return int(top_k)
+
+
+def _largest(scores: Array) -> float:
+    """max |score|; refuses NaN and infinity with their place."""
+    sizes: list[float] = []
+    in_parts(len(scores), lambda start, stop: sizes.append(largest_size(scores[start:stop])))
+    largest = max(sizes)
+    if not math.isfinite(largest):
+        bad = ~np.isfinite(scores)
+        token, expert = (int(i) for i in np.argwhere(bad)[0])
+        raise ValueError(
+            f"scores hold {int(bad.sum())} values that are NaN or infinite, the first at (token "
+            f"{token}, expert {expert})"
+        )
+    if largest > 1e290:
+        raise ValueError(
+            f"scores reach {largest:.3g}: their sum would overflow float64; divide them by a "
+            "constant"
+        )
+    return largest
+
+
+def _bounds(target: Any, T: int, E: int, top_k: int) -> tuple[Array, Array]:
+    """Least and greatest load of each expert."""
+    if target is None:
+        return np.full(E, T * top_k // E), np.full(E, -(-T * top_k // E))
+    wanted = to_numpy(target, "targets")
+    if wanted.shape != (E,):
+        raise ValueError(
+            f"the target must have one load for each of {E} experts, but has shape {wanted.shape}"
+        )
+    if wanted.dtype.kind not in "iuf" or not np.isfinite(wanted).all():
+        raise ValueError("targets must be finite numbers")
+    outside = np.flatnonzero((wanted < 0) | (wanted > T))
+    if len(outside):
+        k = int(outside[0])
+        raise ValueError(
+            f"the target of expert {k} is {wanted[k]}: not between 0 and the {T} tokens there are"
+        )
+    total = math.fsum(wanted.tolist())
+    if abs(total - T * top_k) > 1e-9 * T * top_k:
+        raise ValueError(
+            f"targets sum to {total:.15g}, but {T} tokens taking {top_k} experts each make "
+            f"{T * top_k}"
+        )
+    nearest = np.rint(wanted)  # a float that means a whole number is one: 4096 * (1/3) * 3
+    wanted = np.where(np.abs(wanted - nearest) <= 1e-9 * np.maximum(nearest, 1), nearest, wanted)
+    return np.floor(wanted).astype(np.int64), np.ceil(wanted).astype(np.int64)
+
+
+def _blocks(*arrays: Array, tokens: int = 16384) -> Any:
+    """The arrays' rows, 16,384 tokens at a time: enough for numpy to be quick, little enough for
+    memory.
+    """
+    for start in range(0, len(arrays[0]), tokens):
+        yield tuple(array[start : start + tokens] for array in arrays)

@@ -1,0 +1,235 @@
+"""The exact optimum of the assignment problem, with its proof.
+
+    solution = equipoise.solve(scores, top_k=6)
+    solution.loads, solution.shift, solution.gap
+    solution.verify(scores)
+
+In three strides. Newton on a sample of the tokens, then on a larger one, then on all brings the
+loads within a few tokens of their targets (newton.py). Cheapest chains of moves among the tokens
+near the boundary bring them there exactly (paths.py). One last pass writes down who went where.
+
+Where ties are everywhere (scores from a coarse grid, many tokens alike) Newton stalls: the dual has
+corners. Then the sample is solved exactly; its shift is a corner, and nearly the corner of all
+tokens. Under it, equals are given to whom they are needed by, and chains do the rest.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from equipoise.optimum import chains as paths
+from equipoise.optimum.exact import Exact, exact_at, finish, scale_of
+from equipoise.optimum.newton import Descent, Region, descend
+from equipoise.optimum.problem import Problem, readable_shift
+from equipoise.optimum.topk import ALL, boundary, choice, sums
+
+Array = np.ndarray[Any, Any]
+Progress = Callable[[str], None]
+
+_SAMPLES = (2048, 16384)  # tokens; each a start for the next
+
+
+@dataclass(frozen=True)
+class Solution:
+    """An assignment, the shift that proves it optimal, and what it cost to find."""
+
+    experts: Array  # (T, K) int64, by falling scores + shift
+    loads: Array  # (E,) int64
+    shift: Array  # (E,) float64: an optimal dual
+    value: float
+    dual_value: float
+    rounding_bound: float  # what float64 may make of a gap of 0
+    seconds: float
+    passes: float  # over all the scores; a look at half the tokens is half a pass
+    top_k: int
+    lower: Array  # (E,) the loads that were allowed
+    upper: Array
+
+    @property
+    def gap(self) -> float:
+        """dual_value - value: 0 at the optimum, up to `rounding_bound`."""
+        return self.dual_value - self.value
+
+    @property
+    def rounded_target(self) -> bool:
+        """Whether a target was no whole number, so that loads are its floor or ceiling, whichever
+        is best.
+        """
+        return bool((self.lower != self.upper).any())
+
+    def verify(self, scores: Any) -> None:
+        """Check the proof from scratch, by numpy alone; raises ValueError naming what fails."""
+        from equipoise.optimum.certificate import (
+            verify,  # verify imports nothing of how a solution is found
+        )
+
+        verify(self, scores)
+
+
+def solve(
+    scores: Any,
+    top_k: int,
+    *,
+    target: Any = None,
+    shift: Any = None,
+    progress: Progress | None = None,
+) -> Solution:
+    """Assign tokens to experts, K each, with given loads and the greatest sum of scores.
+
+    Args:
+        scores: (T, E) float32 or float64, numpy or a CPU tensor. Read where it lies if contiguous,
+            else copied.
+        top_k: experts of a token.
+        target: (E,) loads; default T*K/E each. Where not whole, the load is the floor or the
+            ceiling, whichever is best.
+        shift: (E,) where to start, such as the shift of the batch before. Any is right; a good one
+            is faster.
+        progress: called with a line of text at every stage.
+
+    Example:
+        >>> import numpy as np
+        >>> scores = np.random.default_rng(0).random((1000, 8), dtype=np.float32)
+        >>> equipoise.solve(scores, top_k=2).loads.tolist()
+        [250, 250, 250, 250, 250, 250, 250, 250]
+    """
+    begin = time.perf_counter()
+    problem = Problem.of(scores, top_k, target)
+    start = None if shift is None else readable_shift(shift, problem.num_experts)
+    scaled, exponent = problem.near_one()
+    search = _Search(scaled, progress or (lambda line: None))
+    experts, found = search.run(
+        start if start is None else np.ldexp(_bounded(start, 4 * problem.largest), -exponent)
+    )
+    found = np.ldexp(found, exponent)
+    value, best = sums(problem.scores, found, experts)
+    return Solution(
+        experts=experts,
+        loads=np.bincount(experts.ravel(), minlength=problem.num_experts),
+        shift=found,
+        value=value,
+        dual_value=math.fsum([best, *problem.price(found)]),
+        rounding_bound=problem.rounding_bound(found),
+        seconds=time.perf_counter() - begin,
+        passes=search.read / problem.num_tokens,
+        top_k=problem.top_k,
+        lower=problem.lower,
+        upper=problem.upper,
+    )
+
+
+class _Search:
+    """One solve, and how many tokens it has looked at."""
+
+    def __init__(self, problem: Problem, progress: Progress) -> None:
+        self.problem = problem
+        self.progress = progress
+        self.read = 0
+        self.scale = scale_of(problem.largest)
+
+    def run(self, start: Array | None) -> tuple[Array, Array]:
+        """Experts (T, K) and shift (E,)."""
+        problem = self.problem
+        if (
+            problem.top_k == problem.num_experts
+        ):  # every expert takes every token: nothing to choose
+            shift = np.zeros(problem.num_experts)
+            return choice(problem.scores, shift, problem.top_k), shift
+        shift, radius = self._start(start)
+        state = self._exactly(ALL, shift, radius)
+        self.progress("writing down the assignment")
+        shift = state.float_shift
+        self.read += problem.num_tokens
+        experts = choice(problem.scores, shift, problem.top_k)
+        paths.write(problem.scores, state.tokens, self.scale, state.shift, state.chosen, experts)
+        return experts, shift - shift.mean() if problem.whole else shift
+
+    def _start(self, given: Array | None) -> tuple[Array, float | None]:
+        """A shift to start from, and how far to trust Newton there: the given one if it does well,
+        else by samples.
+        """
+        problem = self.problem
+        shift, radius = np.zeros(problem.num_experts), None
+        if given is not None:
+            shift = given
+        for size in _SAMPLES:
+            if 4 * size > problem.num_tokens:
+                break
+            tokens = np.arange(size, dtype=np.int64) * problem.num_tokens // size
+            if given is not None and self._does_well(shift, tokens):
+                break
+            self.progress(f"a sample of {size:,} tokens")
+            shift, radius = self._roughly(tokens, shift, radius)
+        return shift, radius
+
+    def _does_well(self, shift: Array, tokens: Array) -> bool:
+        """Whether loads on a sample are off by little more than chance: then a sample has nothing
+        to teach.
+        """
+        seen = boundary(self.problem.scores, shift, self.problem.top_k, tokens)
+        self.read += len(tokens)
+        target = self._target(tokens)
+        chance = np.sqrt(2 / np.pi * np.maximum(target, 1))
+        return bool(np.abs(seen.loads - target).mean() < 2 * chance.mean())
+
+    def _target(self, tokens: Array) -> Array:
+        share = len(tokens) / self.problem.num_tokens if len(tokens) else 1.0
+        return self.problem.target * share
+
+    def _roughly(
+        self, tokens: Array, shift: Array, radius: float | None
+    ) -> tuple[Array, float | None]:
+        """Newton on a sample; where ties stop it, the sample's exact optimum."""
+        descent = self._newton(tokens, shift, radius)
+        if descent.close:
+            return descent.look.shift, descent.radius
+        return self._exactly(tokens, shift, radius, descent).float_shift, None
+
+    def _newton(self, tokens: Array, shift: Array, radius: float | None) -> Descent:
+        whole = Region.whole(self.problem.scores, self.problem.top_k, self.problem.largest, tokens)
+        target = self._target(tokens)
+        chance = (
+            0.2 * np.sqrt(target).sum() if len(tokens) else 0.0
+        )  # a sample's own noise is twice that
+        excess = max(2.0 * self.problem.num_experts, float(chance))
+        descent = descend(whole, target, shift, excess=excess, radius=radius)
+        self.read += descent.read
+        return descent
+
+    def _exactly(
+        self, tokens: Array, shift: Array, radius: float | None, descent: Descent | None = None
+    ) -> Exact:
+        """The optimum of these tokens: from where Newton came to, or from where it began if that
+        was better.
+        """
+        self.progress(f"Newton on {len(tokens) or self.problem.num_tokens:,} tokens")
+        descent = descent or self._newton(tokens, shift, radius)
+        bounds = (self.problem.lower, self.problem.upper)
+        if len(tokens):
+            bounds = (
+                np.floor(self._target(tokens)).astype(np.int64),
+                np.ceil(self._target(tokens)).astype(np.int64),
+            )
+        region, look = descent.region, descent.look
+        state = exact_at(region, look, self.scale, bounds, 0.0)
+        if not descent.close:
+            self.read += len(descent.whole)
+            start = exact_at(descent.whole, descent.first, self.scale, bounds, 0.0)
+            if start.total_excess < state.total_excess:
+                region, look, state = descent.whole, descent.first, start
+        self.progress(f"cheapest chains for {state.total_excess:,} tokens")
+        state, read = finish(descent.whole, region, look, self.scale, bounds, state)
+        self.read += read
+        return state
+
+
+def _bounded(shift: Array, size: float) -> Array:
+    """No shift beyond a few times the largest score does anything more, and its sums would lose the
+    scores' digits.
+    """
+    return np.clip(shift - np.median(shift), -size, size)

@@ -1,0 +1,1 @@
+"""The page of a comparison or a training."""

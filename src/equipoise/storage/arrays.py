@@ -1,0 +1,129 @@
+"""Arrays from files and back: .npy, .npz and .safetensors. Read by memory map where the format
+allows; never unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import zipfile
+import zlib
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+_SAFETENSORS: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"),
+    "I64": np.dtype("<i8"), "I32": np.dtype("<i4"), "I16": np.dtype("<i2"), "U8": np.dtype("u1"),
+}  # fmt: skip
+
+
+def read_array(path: str | Path, name: str | None = None, *, default: str = "scores") -> Array:
+    """The array of a file: the one called `name`; without a name the one called `default`, or the
+    only one there is.
+    """
+    path = Path(path)
+    if path.suffix == ".npy":
+        return _open(path, lambda: np.load(path, mmap_mode="r", allow_pickle=False))
+    if path.suffix == ".npz":
+        archive = _open(path, lambda: np.load(path, allow_pickle=False))
+        return _open(path, lambda: archive[_pick(list(archive.files), name, default, path)])
+    if path.suffix == ".safetensors":
+        return _open(path, lambda: _read_safetensors(path, name, default))
+    raise ValueError(f"{path}: not a .npy, .npz or .safetensors file")
+
+
+def write_arrays(path: str | Path, arrays: dict[str, Array]) -> None:
+    """Write them all or nothing: into a neighbouring file first, which then takes the name."""
+    path = Path(path)
+    if path.suffix not in (".npz", ".safetensors"):
+        raise ValueError(f"{path}: results are written as .npz or .safetensors")
+    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            if path.suffix == ".npz":
+                np.savez(file, allow_pickle=False, **arrays)
+            else:
+                _write_safetensors(file, arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        os.unlink(partial)
+        raise
+
+
+def _open(path: Path, read: Any) -> Any:
+    """Whatever a damaged file makes a parser say, say which file it was."""
+    try:
+        return read()
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        EOFError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def _pick(names: list[str], name: str | None, default: str, path: Path) -> str:
+    if name is None:
+        name = default if default in names or len(names) != 1 else names[0]
+    if name not in names:
+        raise ValueError(
+            f"{path} holds {', '.join(sorted(names)) or 'nothing'}, and no {name!r}: choose one "
+            "by its name"
+        )
+    return name
+
+
+def _read_safetensors(path: Path, name: str | None, default: str) -> Array:
+    """One tensor of a safetensors file: eight bytes of length, a JSON header, then the data."""
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > os.path.getsize(path):
+            raise ValueError("its header is longer than the file")
+        header = json.loads(file.read(length))
+    entry = header[_pick([key for key in header if key != "__metadata__"], name, default, path)]
+    if entry["dtype"] not in _SAFETENSORS:
+        raise ValueError(f"it holds {entry['dtype']}; wanted are {', '.join(_SAFETENSORS)}")
+    start, end = entry["data_offsets"]
+    kind, shape = _SAFETENSORS[entry["dtype"]], tuple(entry["shape"])
+    if (
+        start < 0
+        or end - start != kind.itemsize * int(np.prod(shape))
+        or 8 + length + end > os.path.getsize(path)
+    ):
+        raise ValueError("it is truncated, or its header is wrong")
+    if end == start:
+        return np.zeros(shape, kind)
+    array = np.memmap(path, kind, "r", offset=8 + length + start, shape=shape)
+    if entry["dtype"] == "BF16":  # the upper half of a float32
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array
+
+
+def _write_safetensors(file: IO[bytes], arrays: dict[str, Array]) -> None:
+    codes = {kind: code for code, kind in _SAFETENSORS.items() if code != "BF16"}
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, array in arrays.items():
+        size = array.size * array.itemsize
+        header[name] = {
+            "dtype": codes[array.dtype],
+            "shape": array.shape,
+            "data_offsets": [offset, offset + size],
+        }
+        offset += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # data are to be aligned
+    file.write(len(text).to_bytes(8, "little") + text)
+    for array in arrays.values():
+        file.write(np.ascontiguousarray(array).tobytes())

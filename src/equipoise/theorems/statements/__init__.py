@@ -1,0 +1,1 @@
+"""The paper's statements, a file for each group."""

@@ -1,0 +1,167 @@
+"""Corpus: texts as numbers, in files that are mapped into memory and not read.
+
+    corpus = prepare("docstrings", vocab_size=4096)     seconds to a minute the first time, then at once
+    corpus.train[:10]                                   a numpy array on the disk
+
+Prepared corpora live in the cache (files.cache_folder), in a folder named by what they follow from:
+
+    train.bin, validation.bin    token numbers, little-endian uint16 or uint32
+    tokenizer.json               of the library `tokenizers`
+    corpus.json                  what it is made of, how many tokens, and a digest of them
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from equipoise.storage.atomic import cache_folder, new_folder, write_json
+from equipoise.training.data import texts
+from equipoise.training.data.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
+
+FORMAT = 3
+"""raise it when the same texts would give other tokens than before"""
+TOGETHER = 64  # documents encoded in one call, by as many threads as there are
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Tokens to train on and tokens to validate with."""
+
+    name: str
+    folder: Path
+    digest: str
+    """of all tokens: the same digest is the same corpus"""
+    vocab_size: int
+    """entries of its tokenizer; a model may have more"""
+    train: np.ndarray
+    validation: np.ndarray
+
+
+def prepare(
+    data: str,
+    *,
+    vocab_size: int,
+    tokenizer: str = "auto",
+    report: Callable[[str], None] = lambda _: None,
+) -> Corpus:
+    """Find a corpus in the cache, or make it.
+
+    Args:
+        data: "docstrings", "wikitext-103", or a text file or folder of them.
+        vocab_size: how many entries the model has. A tokenizer trained here gets as many; one
+            brought along may have fewer.
+        tokenizer: "bpe" (trained on the training texts), "gpt2", or a file or folder; "auto" is
+            gpt2 for wikitext-103 and bpe otherwise.
+        report: called with what is being done, where that takes long.
+    """
+    source = texts.find(data)
+    if tokenizer == "auto":
+        tokenizer = "gpt2" if data == "wikitext-103" else "bpe"
+    recipe = {
+        "format": FORMAT,
+        "texts": source.fingerprint,
+        "tokenizer": {"bpe": vocab_size} if tokenizer == "bpe" else _fingerprint(tokenizer),
+    }
+    key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
+    folder = cache_folder() / "corpora" / f"{source.name}-{key}"
+    if not (folder / "corpus.json").exists():
+        _make(folder, source, recipe, tokenizer, vocab_size, report)
+    corpus = open_corpus(folder)
+    if corpus.vocab_size > vocab_size:
+        raise ValueError(
+            f"the tokenizer {tokenizer!r} has {corpus.vocab_size} entries, the model's "
+            f"vocab_size is {vocab_size}: raise it, "
+            "or take another tokenizer"
+        )
+    return corpus
+
+
+def open_corpus(folder: Path) -> Corpus:
+    """A corpus that was prepared before; it is checked to be whole."""
+    about = json.loads((folder / "corpus.json").read_text())
+    dtype = np.dtype(about["dtype"])
+    arrays = {}
+    for split, tokens in about["tokens"].items():
+        path = folder / f"{split}.bin"
+        if not path.exists() or path.stat().st_size != tokens * dtype.itemsize:
+            raise ValueError(
+                f"{path} is damaged: delete the folder {folder}, and it will be made again"
+            )
+        arrays[split] = np.memmap(path, dtype, mode="r") if tokens else np.zeros(0, dtype)
+    return Corpus(
+        about["name"],
+        folder,
+        about["digest"],
+        about["vocab_size"],
+        arrays["train"],
+        arrays["validation"],
+    )
+
+
+def _make(
+    folder: Path,
+    source: texts.Texts,
+    recipe: dict[str, Any],
+    tokenizer: str,
+    vocab_size: int,
+    report: Callable[[str], None],
+) -> None:
+    report(f"reading {source.name}")
+    documents: dict[str, list[str]] = {split: [] for split in texts.SPLITS}
+    for split, text in source.documents():
+        documents[split].append(text)
+    with new_folder(folder) as unfinished:
+        if tokenizer == "bpe":
+            report(f"training a tokenizer of {vocab_size:,} entries")
+            coder = train_tokenizer(documents["train"], vocab_size)
+        else:
+            coder = load_tokenizer(tokenizer)
+        coder.save(str(unfinished / "tokenizer.json"))
+        dtype = np.dtype("<u2" if coder.get_vocab_size() <= 2**16 else "<u4")
+        tokens, digest = {}, hashlib.sha256()
+        for split in texts.SPLITS:
+            report(f"turning {source.name} ({split}) into tokens")
+            tokens[split] = _write_tokens(
+                unfinished / f"{split}.bin", coder, documents[split], dtype
+            )
+            digest.update((unfinished / f"{split}.bin").read_bytes())
+        about = {
+            "name": source.name,
+            "digest": digest.hexdigest(),
+            "vocab_size": coder.get_vocab_size(),
+            "dtype": dtype.str,
+            "tokens": tokens,
+            "characters": {split: sum(map(len, documents[split])) for split in texts.SPLITS},
+            "made from": recipe,
+        }
+        write_json(unfinished / "corpus.json", about)
+
+
+def _write_tokens(path: Path, coder: Any, documents: list[str], dtype: np.dtype) -> int:
+    """Every document, each followed by the token that ends a text."""
+    end, written = coder.token_to_id(END_OF_TEXT), 0
+    coder.encode_special_tokens = True  # a text that speaks of the token does not end there
+    with path.open("wb") as file:
+        for start in range(0, len(documents), TOGETHER):
+            for encoding in coder.encode_batch_fast(
+                documents[start : start + TOGETHER], add_special_tokens=False
+            ):
+                ids = np.array([*encoding.ids, end], dtype)
+                file.write(ids.tobytes())
+                written += len(ids)
+    return written
+
+
+def _fingerprint(tokenizer: str) -> dict[str, str]:
+    path = Path(tokenizer).expanduser()
+    if not path.exists():
+        return {"name": tokenizer}
+    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}

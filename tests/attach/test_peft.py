@@ -1,0 +1,101 @@
+"""LoRA: the base model is frozen and wrapped, and its routers are balanced all the same."""
+
+import copy
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import equipoise
+from tests.attach.test_trainer import trainer
+from tests.attach.tools import batch, forward, shift_of, tiny
+
+peft = pytest.importorskip("peft")
+
+
+def adapted(name="deepseek_v3", **options):
+    config = peft.LoraConfig(r=2, target_modules=["o_proj"], **options)
+    return peft.get_peft_model(tiny(name), config).train()
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "mixtral", "afmoe"])
+@pytest.mark.parametrize("first", ["balance", "adapt"])
+def test_lora_is_counted_and_moved(name, first):
+    model = tiny(name)
+    if first == "balance":
+        balancing = equipoise.balance(model, update_rate=0.5)
+        model = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["o_proj"])).train()
+    else:
+        model = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["o_proj"])).train()
+        balancing = equipoise.balance(model, update_rate=0.5)
+    inputs = batch(padded=True)
+    forward(model, inputs).backward()
+    balancing.step()
+    counted = int(inputs["attention_mask"].sum()) * 2
+    assert {sum(loads) for loads in balancing.metrics(loads=True)["loads"].values()} == {counted}
+    assert shift_of(balancing).any()
+    assert all(seat.name.startswith("model.layers.") for seat in balancing.seats)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "mixtral"])
+def test_adapters_on_experts_are_counted(name):
+    model = tiny(name)
+    config = peft.LoraConfig(
+        r=2, target_modules=["o_proj"], target_parameters=["mlp.experts.down_proj"]
+    )
+    model = peft.get_peft_model(model, config).train()
+    balancing = equipoise.balance(model)
+    forward(model, batch()).backward()
+    balancing.step()
+    assert {sum(loads) for loads in balancing.metrics(loads=True)["loads"].values()} == {72}
+
+
+def test_a_gate_that_is_saved_whole_has_its_own_bias():
+    model = adapted(modules_to_save=["gate"])
+    balancing = equipoise.balance(model, update_rate=0.5)
+    assert "modules_to_save.default" in balancing.seats[0].router.bias.path
+    forward(model, batch()).backward()
+    balancing.step()
+    assert shift_of(balancing).any()
+
+
+def test_an_adapter_keeps_its_sidecar(tmp_path):
+    model = adapted()
+    balancing = equipoise.balance(model, update_rate=0.5)
+    forward(model, batch()).backward()
+    balancing.step()
+    model.save_pretrained(tmp_path)  # writes the sidecar too
+    fresh = peft.PeftModel.from_pretrained(tiny("deepseek_v3"), tmp_path)
+    assert not fresh.base_model.model.model.layers[
+        1
+    ].mlp.gate.e_score_correction_bias.any()  # an adapter loses it
+    loaded = equipoise.balance(fresh).load(tmp_path)
+    assert torch.equal(shift_of(loaded), shift_of(balancing))
+    bias = fresh.base_model.model.model.layers[1].mlp.gate.e_score_correction_bias
+    assert torch.equal(bias, shift_of(balancing))
+
+
+def test_a_copy_of_an_adapted_model_saves_itself(tmp_path):
+    model = adapted()
+    balancing = equipoise.balance(model)
+    twin = copy.deepcopy(model)
+    torch.nn.init.ones_(
+        next(parameter for parameter in twin.parameters() if parameter.requires_grad)
+    )
+    twin.save_pretrained(tmp_path)
+    assert not (tmp_path / "equipoise.safetensors").exists()
+    saved = load_file(tmp_path / "adapter_model.safetensors")
+    assert any((value == 1).all() for value in saved.values())
+    balancing.detach().save_pretrained(tmp_path)
+    assert not (tmp_path / "equipoise.safetensors").exists()
+
+
+def test_trainer_saves_and_resumes_an_adapter(tmp_path):
+    whole = adapted()
+    unbroken = equipoise.balance(whole, "quantile")
+    trainer(whole, tmp_path, unbroken, save_strategy="steps", save_steps=2).train()
+    model = adapted()
+    resumed = equipoise.balance(model, "quantile")
+    trainer(model, tmp_path, resumed).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert resumed.metrics(loads=True) == unbroken.metrics(loads=True)
+    assert torch.equal(shift_of(resumed), shift_of(unbroken))

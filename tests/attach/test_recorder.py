@@ -1,0 +1,91 @@
+"""A trace of a training: what was added, what came of it, and some of the scores, exactly as the
+model had them.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+import equipoise
+from equipoise.integrations.huggingface.doctor import examine
+from equipoise.trace import Trace, TraceError
+from tests.attach.tools import batch, forward, tiny
+
+
+def train(balancing, steps=3, first=0):
+    for seed in range(first, first + steps):
+        forward(balancing.model, batch(seed, padded=True)).backward()
+        balancing.step()
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "mixtral"])
+@pytest.mark.parametrize("rule", ["deepseek", "proportional", "quantile"])
+def test_records_agree_with_what_was_routed(name, rule, tmp_path):
+    balancing = equipoise.balance(tiny(name), rule, trace=tmp_path, trace_scores=1000)
+    train(balancing)
+    trace = Trace.open(tmp_path)
+    assert trace.top_k == 2
+    assert list(trace.layers) == [seat.name for seat in balancing.seats]
+    assert trace.about["balancer"] == rule
+    for seat in balancing.seats:
+        assert trace.steps(seat.name) == [1, 2, 3]
+        record = trace.record(seat.name, 3)
+        assert np.array_equal(record.shift_after, seat.balancer.shift.numpy())
+        assert record.loads.tolist() == balancing.metrics(loads=True)["loads"][seat.name]
+        scores = torch.as_tensor(record.scores)
+        assert len(scores) == int(
+            batch(0, padded=True)["attention_mask"].sum()
+        )  # all tokens, and no padding
+        shifted = scores + torch.as_tensor(record.shift)
+        routing = equipoise.route(scores, 2, choose_by=shifted, groups=seat.router.habit.groups)
+        assert routing.loads.tolist() == record.loads.tolist()
+        gap = record.loads.mean() - record.loads
+        if rule == "quantile":
+            assert np.isnan(record.step_size).all()
+        else:
+            np.testing.assert_allclose(
+                record.shift_after - record.shift, record.step_size * gap, atol=1e-6
+            )
+
+
+def test_few_scores_are_kept(tmp_path):
+    balancing = equipoise.balance(tiny("deepseek_v3"), trace=tmp_path, trace_scores=5)
+    forward(balancing.model, batch(9)).backward()
+    train(balancing, steps=1)
+    assert 3 <= len(Trace.open(tmp_path).record(0, 1).scores) <= 5
+
+
+def test_a_resumed_training_goes_on_with_its_trace(tmp_path):
+    balancing = equipoise.balance(tiny("deepseek_v3"), trace=tmp_path / "trace")
+    train(balancing, steps=2)
+    balancing.save(tmp_path)
+    train(balancing, steps=3, first=2)  # lost: the process was killed before it saved again
+    resumed = equipoise.balance(tiny("deepseek_v3"), trace=tmp_path / "trace").load(tmp_path)
+    train(resumed, steps=1, first=2)
+    assert Trace.open(tmp_path / "trace").steps(0) == [1, 2, 3]
+    with pytest.raises(TraceError, match="already holds a trace"):
+        train(equipoise.balance(tiny("deepseek_v3"), trace=tmp_path / "trace"))
+
+
+def test_the_doctor_reads_recorded_scores(tmp_path):
+    model = tiny("deepseek_v3")
+    balancing = equipoise.balance(model, "quantile", trace=tmp_path / "trace")
+    train(balancing)
+    model.save_pretrained(tmp_path / "model")
+    (finding,) = examine(tmp_path / "model", trace=tmp_path / "trace").findings
+    assert finding.scores == "trace"
+    assert 0 <= finding.changed_bf16 < 1
+
+
+def test_the_header_has_target_and_groups(tmp_path):
+    target = [4.0, *[1.0] * 7]
+    balancing = equipoise.balance(
+        tiny("deepseek_v3"), update_rate=0.01, target=target, trace=tmp_path
+    )
+    train(balancing)
+    trace = Trace.open(tmp_path)
+    assert list(trace.target) == target
+    assert tuple(trace.about["groups"]) == balancing.seats[0].router.habit.groups
+    record = trace.record(0, 3)
+    gap = np.array(target) / 11 * record.loads.sum() - record.loads
+    np.testing.assert_allclose(record.shift_after - record.shift, record.step_size * gap, atol=1e-6)
