@@ -1,6 +1,6 @@
 """Measures of how readable the package is; test_measures.py holds them to their aims.
 
-    python tests/contracts/measures.py          every measure, and the names that stand in two modules
+python tests/contracts/measures.py          every measure, and the names that stand in two modules
 """
 
 import ast

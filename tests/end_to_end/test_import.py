@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from equipoise.storage.optional import require
+from equipoise.storage.optional import import_optional
 
 
 def python(code):
@@ -54,4 +54,4 @@ def test_unknown_names_are_refused():
 
 def test_missing_packages_name_their_extra():
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'equipoise\[report\]'"):
-        require("no_such_package.inside", extra="report")
+        import_optional("no_such_package.inside", extra="report")

@@ -64,7 +64,7 @@ def test_z_loss_gets_its_logits():
 
 
 def test_bad_settings_are_told():
-    with pytest.raises(ValueError, match="no score function 'softmaks': did you mean 'softmax'"):
+    with pytest.raises(ValueError, match=r"no score function 'softmaks' \(did you mean 'softmax'"):
         router(score="softmaks")
     with pytest.raises(ValueError, match="look_ahead"):
         router(look_ahead=-1)

@@ -46,7 +46,8 @@ def test_hyphens_are_read():
 
 def test_unknown_name_gets_near_match():
     with pytest.raises(
-        ValueError, match=r"no score function 'sofmax': did you mean 'softmax'\? there are softmax"
+        ValueError,
+        match=r"no score function 'sofmax' \(did you mean 'softmax'\?\): there are softmax",
     ):
         score_function("sofmax")
     with pytest.raises(

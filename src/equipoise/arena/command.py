@@ -13,7 +13,7 @@ from typing import Any
 from equipoise.arena.cells import DEFAULT_BALANCERS, Cell, Result
 from equipoise.arena.contest import contest, plan
 from equipoise.arena.streams import catalogue
-from equipoise.storage.optional import require
+from equipoise.storage.optional import import_optional
 
 LEGEND = (
     "Steady: mean imbalance of the last third of the steps. Floor: what chance alone leaves. "
@@ -46,7 +46,7 @@ class Request:
 def run(request: Request) -> list[Result]:
     """Run the cells, with a bar if somebody looks, then print."""
     if not request.as_json:
-        require("rich", extra="report")
+        import_optional("rich", extra="report")
     streams = catalogue.distinct(
         stream
         for name in request.streams or catalogue.DEFAULT
@@ -73,7 +73,7 @@ def watched(cells: Sequence[Cell], out: str | None, workers: int | None) -> list
     """The contest, with a progress bar on the terminal's error stream."""
     if not sys.stderr.isatty():
         return contest(cells, out=out, workers=workers)
-    require("rich", extra="report")
+    import_optional("rich", extra="report")
     from rich.console import Console
     from rich.progress import (
         BarColumn,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from equipoise.model import DeepSeekMoE
 from equipoise.routing import route
-from equipoise.storage.optional import require
+from equipoise.storage.optional import import_optional
 from equipoise.trace import Trace, TraceWriter
 from equipoise.training.checkpoint import WHOLE
 from equipoise.training.config import Config, read
@@ -102,7 +102,7 @@ def load(run: Path, config: Config) -> tuple[DeepSeekMoE, int]:
         raise ValueError(
             f"{found[-1]} is in shards of several ranks: go on with it by one process first"
         )
-    tensors = require("safetensors.torch", extra="train").load_file(found[-1] / WHOLE)
+    tensors = import_optional("safetensors.torch", extra="train").load_file(found[-1] / WHOLE)
     net = DeepSeekMoE(config.model, balancer=config.make_balancer)
     net.load_state_dict(
         {

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from equipoise.attach.state.sidecar import state, take_over
-from equipoise.storage.optional import require
+from equipoise.storage.optional import import_optional
 
 if TYPE_CHECKING:
     from equipoise.attach.balance import Balancing
@@ -24,7 +24,7 @@ def make_callback(balancing: Balancing) -> Any:
         if _in_use("pytorch_lightning") and not _in_use("lightning.pytorch")
         else "lightning.pytorch"
     )
-    base = require(package, extra="lightning").Callback
+    base = import_optional(package, extra="lightning").Callback
 
     class BalancingCallback(base):  # type: ignore[misc, valid-type]
         def on_train_start(self, trainer: Any, module: Any) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise.attach.state import sidecar
 from equipoise.attach.state.fingerprint import changed, fingerprint
-from equipoise.storage.optional import require
+from equipoise.storage.optional import import_optional
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -24,7 +24,7 @@ def make_callback(balancing: Balancing) -> TrainerCallback:
     """A TrainerCallback. Its class is made here, so that equipoise can be imported without
     transformers.
     """
-    base = require("transformers", extra="hf").TrainerCallback
+    base = import_optional("transformers", extra="hf").TrainerCallback
 
     class BalancingCallback(base):  # type: ignore[misc, valid-type]
         def on_train_begin(

@@ -5,7 +5,6 @@ v = (L - A) / L     the violation of an expert, positive where it has too few to
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Sequence
 
@@ -22,6 +21,7 @@ from equipoise.balancing.shift.dual import Dual
 from equipoise.balancing.shift.geometry import hypentropy
 from equipoise.balancing.shift.parts import EMA, AdaGrad, Center, Scale, Sign, Tanh
 from equipoise.balancing.shift.quantile import QuantileMove
+from equipoise.storage.suggestions import did_you_mean
 
 Weights = Sequence[float] | Tensor | None
 
@@ -253,7 +253,7 @@ def balancer(name: str, num_experts: int, *, top_k: int, **options: object) -> B
     """
     if name not in PRESETS:
         raise ValueError(
-            f"no balancer {name!r}{_near(name, PRESETS)}: there are {', '.join(PRESETS)}"
+            f"no balancer {name!r}{did_you_mean(name, PRESETS)}: there are {', '.join(PRESETS)}"
         )
     preset = PRESETS[name]
     known = [
@@ -264,12 +264,7 @@ def balancer(name: str, num_experts: int, *, top_k: int, **options: object) -> B
     for option in options:
         if option not in known:
             raise TypeError(
-                f"{name} has no option {option!r}{_near(option, known)}: it takes "
+                f"{name} has no option {option!r}{did_you_mean(option, known)}: it takes "
                 f"{', '.join(known)}"
             )
     return preset(num_experts, top_k, **options)
-
-
-def _near(word: str, known: Sequence[str] | dict[str, Callable[..., Balancer]]) -> str:
-    close = difflib.get_close_matches(word, known, n=2)
-    return f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from equipoise.storage.optional import require
+from equipoise.storage.optional import import_optional
 
 
 def add(verbs: Any) -> None:
@@ -74,7 +74,7 @@ def _demo(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps([row._asdict() for row in demo.run(settings)], indent=2))
         return
-    require("rich", extra="report")
+    import_optional("rich", extra="report")
     demo.show(settings)
 
 
@@ -190,7 +190,7 @@ def _arena(options: argparse.Namespace) -> None:
 
 def _check_page(path: str) -> None:
     """What would keep the page from being written is told before minutes of work."""
-    require("plotly.offline", extra="report")
+    import_optional("plotly.offline", extra="report")
     if Path(path).is_dir():
         raise ValueError(
             f"{path} is a folder: --page takes the name of a file, such as "

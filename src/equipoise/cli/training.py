@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from equipoise.storage.optional import require
+from equipoise.storage.optional import import_optional
 
 
 def add(verbs: Any) -> None:
@@ -89,7 +89,7 @@ def _plan(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(made.to_dict(), indent=2))
         return
-    require("rich", extra="train")
+    import_optional("rich", extra="train")
     plan.show(made)
 
 

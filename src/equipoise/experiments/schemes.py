@@ -9,11 +9,11 @@ loss is within 0.005 of the scheme's lowest (docs/experiments.md has the search 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from equipoise.storage.suggestions import did_you_mean
 from equipoise.training.config import Config, preset
 
 
@@ -103,9 +103,9 @@ def chosen(names: Sequence[str] | None) -> tuple[Scheme, ...]:
     known = {scheme.name: scheme for scheme in SCHEMES}
     for name in names or ():
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=2)
-            meant = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
-            raise ValueError(f"no scheme {name!r}{meant}: there are {', '.join(known)}")
+            raise ValueError(
+                f"no scheme {name!r}{did_you_mean(name, known)}: there are {', '.join(known)}"
+            )
     return SCHEMES if names is None else tuple(scheme for scheme in SCHEMES if scheme.name in names)
 
 

@@ -12,7 +12,7 @@ from equipoise.results.comparison.columns import DECIDING, TERMINAL_DIFFERENCES,
 from equipoise.results.comparison.differences import against
 from equipoise.results.comparison.rows import Results
 from equipoise.results.comparison.written import change_cells, change_heading, label
-from equipoise.storage.optional import require
+from equipoise.storage.optional import import_optional
 
 CAPTION = (
     "imbalance: mean |load - target| / target; train.: mean over the steps of the training, then "
@@ -23,7 +23,7 @@ CAPTION = (
 
 
 def show(results: Results) -> None:
-    require("rich", extra="train")
+    import_optional("rich", extra="train")
     from rich.console import Console
 
     console, rows = Console(), results.rows

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from equipoise.integrations.by_loads import ByLoads
-from equipoise.storage.optional import require
+from equipoise.storage.optional import import_optional
 
 _HOMES = (
     "megatron.core.distributed.finalize_model_grads",
@@ -39,7 +39,7 @@ class Installed(ByLoads):
         super().__init__(name, top_k, **options)
         self._own: dict[str, Callable[..., Tensor]] = {}
         for home in _HOMES:
-            module = require(home, extra="megatron")
+            module = import_optional(home, extra="megatron")
             own = getattr(module, _NAME)
             if isinstance(getattr(own, "__self__", None), Installed):
                 raise ValueError(
@@ -47,7 +47,7 @@ class Installed(ByLoads):
                 )
             self._own[home] = own
         for home in _HOMES:
-            setattr(require(home, extra="megatron"), _NAME, self.get_updated_expert_bias)
+            setattr(import_optional(home, extra="megatron"), _NAME, self.get_updated_expert_bias)
 
     @torch.no_grad()
     def get_updated_expert_bias(
@@ -62,7 +62,7 @@ class Installed(ByLoads):
         groups = [
             value for value in (*args, *kwargs.values()) if isinstance(value, dist.ProcessGroup)
         ]
-        state = require("megatron.core.parallel_state", extra="megatron")
+        state = import_optional("megatron.core.parallel_state", extra="megatron")
         group = (
             groups[0]
             if groups
@@ -76,7 +76,7 @@ class Installed(ByLoads):
 
     def remove(self) -> None:
         for home, own in self._own.items():
-            setattr(require(home, extra="megatron"), _NAME, own)
+            setattr(import_optional(home, extra="megatron"), _NAME, own)
 
 
 def install(balancer: str = "moonlight", *, top_k: int, **options: Any) -> Installed:

@@ -11,7 +11,7 @@ import numpy as np
 from equipoise.optimum.evaluate import Evaluation, evaluate
 from equipoise.optimum.solve import Solution, solve
 from equipoise.storage.arrays import read_array, write_arrays
-from equipoise.storage.optional import require
+from equipoise.storage.optional import import_optional
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def run(request: Request) -> None:
 def _solved(
     scores: Any, request: Request, target: Any, shift: Any
 ) -> tuple[Solution, Evaluation | None]:
-    console = require("rich.console", extra="report").Console(stderr=True)
+    console = import_optional("rich.console", extra="report").Console(stderr=True)
     with console.status("reading scores") as status:
         solution = solve(scores, request.top_k, target=target, shift=shift, progress=status.update)
         status.update("checking the proof")

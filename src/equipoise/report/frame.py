@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.storage.atomic import write_text
-from equipoise.storage.optional import require
+from equipoise.storage.optional import import_optional
 
 
 def fill(
@@ -80,7 +80,7 @@ def _packed(text: str) -> str:
 
 @cache
 def _plotly() -> str:
-    offline = require("plotly.offline", extra="report")
+    offline = import_optional("plotly.offline", extra="report")
     return _packed(offline.get_plotlyjs())
 
 

@@ -7,12 +7,13 @@ expert turns on the fifth.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from equipoise.storage.suggestions import did_you_mean
 
 
 def softmax(logits: Tensor) -> Tensor:
@@ -42,9 +43,8 @@ def score_function(name: str) -> Callable[[Tensor], Tensor]:
     """The score function of this name: softmax, sigmoid or sqrt_softplus."""
     key = name.replace("-", "_")
     if key not in SCORE_FUNCTIONS:
-        near = difflib.get_close_matches(key, SCORE_FUNCTIONS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
         raise ValueError(
-            f"no score function {name!r}: {hint}there are {', '.join(SCORE_FUNCTIONS)}"
+            f"no score function {name!r}{did_you_mean(key, SCORE_FUNCTIONS)}: there are "
+            f"{', '.join(SCORE_FUNCTIONS)}"
         )
     return SCORE_FUNCTIONS[key]

@@ -6,7 +6,7 @@ import importlib
 from types import ModuleType
 
 
-def require(module: str, extra: str) -> ModuleType:
+def import_optional(module: str, extra: str) -> ModuleType:
     """Import `module`, or say which extra of equipoise brings it."""
     try:
         return importlib.import_module(module)

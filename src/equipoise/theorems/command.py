@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 
-from equipoise.storage.optional import require
+from equipoise.storage.optional import import_optional
 from equipoise.theorems.verdict import Verdict
 from equipoise.theorems.verify import verdicts
 from equipoise.trace import Trace
@@ -28,7 +28,7 @@ def refuted(found: list[Verdict]) -> list[Verdict]:
 
 
 def _shown(trace: Trace | None, batches: int) -> list[Verdict]:
-    require("rich", extra="report")
+    import_optional("rich", extra="report")
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from equipoise.balancing.shift.settling import belongs_to_settling
 from equipoise.storage.atomic import UNFINISHED, publish, remove_unfinished, write_json
-from equipoise.storage.optional import require
+from equipoise.storage.optional import import_optional
 from equipoise.training.config import differences
 from equipoise.training.ranks import World
 
@@ -79,7 +79,7 @@ class Checkpoints:
         except (
             OSError,
             dcp.CheckpointException,
-            require("safetensors", extra="train").SafetensorError,
+            import_optional("safetensors", extra="train").SafetensorError,
         ) as error:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise OSError(
@@ -112,7 +112,7 @@ class Checkpoints:
             writer = dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True)
             dcp.save(_with_dimensions(tensors), storage_writer=writer)
         elif self.world.first:
-            safetensors = require("safetensors.torch", extra="train")
+            safetensors = import_optional("safetensors.torch", extra="train")
             safetensors.save_file(
                 {name: tensor.contiguous() for name, tensor in tensors.items()}, folder / WHOLE
             )
@@ -176,8 +176,8 @@ def _check(path: Path, about: dict[str, Any], config: dict[str, Any], corpus: st
 
 def _read_whole(path: Path, tensors: dict[str, Tensor]) -> None:
     try:
-        found = require("safetensors.torch", extra="train").load_file(path)
-    except require("safetensors", extra="train").SafetensorError as error:
+        found = import_optional("safetensors.torch", extra="train").load_file(path)
+    except import_optional("safetensors", extra="train").SafetensorError as error:
         raise ValueError(
             f"{path} is damaged: {error}. Delete {path.parent} to go on from the one before it"
         ) from None

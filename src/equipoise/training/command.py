@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from equipoise.storage.optional import require
+from equipoise.storage.optional import import_optional
 from equipoise.training.config import Config, preset, read
 from equipoise.training.loop import train
 
@@ -46,7 +46,7 @@ def run(arguments: Sequence[str], measure: Callable[[Path], object]) -> None:
 
 def parse(arguments: Sequence[str], base: Config) -> Config:
     """The config that flags make of a base."""
-    tyro = require("tyro", extra="train")
+    tyro = import_optional("tyro", extra="train")
     return tyro.cli(
         Config, prog="equipoise train", description=DESCRIPTION, args=list(arguments), default=base
     )

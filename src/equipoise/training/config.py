@@ -11,7 +11,6 @@ A preset gives every value; a file replaces some; flags replace some more.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import typing
 from collections.abc import Mapping
@@ -21,7 +20,8 @@ from typing import Any
 
 from equipoise.balancing import Balancer, balancer
 from equipoise.model import MODELS, ModelConfig
-from equipoise.storage.optional import require
+from equipoise.storage.optional import import_optional
+from equipoise.storage.suggestions import did_you_mean
 
 Option = int | float | str
 WEIGHED = ("aux", "z_loss")  # what the paper calls u is a weight in the loss for these
@@ -233,7 +233,7 @@ def preset(name: str, **changes: Any) -> Config:
     """A named configuration, with changes. `model` may be a ModelConfig or a dict of its changes."""
     if name not in PRESETS:
         raise ValueError(
-            f"no preset {name!r}{_near(name, PRESETS)}: there are {', '.join(PRESETS)}"
+            f"no preset {name!r}{did_you_mean(name, PRESETS)}: there are {', '.join(PRESETS)}"
         )
     return update(Config(preset=name, model=MODELS[name], **PRESETS[name]), changes)
 
@@ -245,7 +245,7 @@ def update(config: Config, changes: Mapping[str, Any]) -> Config:
 
 def read(path: str | Path) -> Config:
     """A config from a YAML file. Its `preset` (tiny if it names none) gives what the file does not."""
-    yaml = require("yaml", extra="train")
+    yaml = import_optional("yaml", extra="train")
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -257,7 +257,7 @@ def read(path: str | Path) -> Config:
 
 def write_yaml(config: Config) -> str:
     """The text that `read` understands."""
-    return require("yaml", extra="train").safe_dump(config.to_dict(), sort_keys=False)
+    return import_optional("yaml", extra="train").safe_dump(config.to_dict(), sort_keys=False)
 
 
 def differences(
@@ -279,7 +279,7 @@ def _replace(old: Any, changes: Mapping[str, Any], prefix: str) -> Any:
     new = {}
     for name, value in changes.items():
         if name not in types:
-            raise ValueError(f"no setting {prefix + name!r}{_near(name, types)}")
+            raise ValueError(f"no setting {prefix + name!r}{did_you_mean(name, types)}")
         if isinstance(value, Mapping) and dataclasses.is_dataclass(types[name]):
             new[name] = _replace(getattr(old, name), value, f"{prefix}{name}.")
         else:
@@ -319,11 +319,6 @@ def _number(option: Any) -> Any:
         except ValueError:
             continue
     return option
-
-
-def _near(word: str, known: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(word, known, n=2)
-    return f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
 
 
 def _require(true: bool, message: str) -> None:

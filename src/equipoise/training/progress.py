@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 
-from equipoise.storage.optional import require
+from equipoise.storage.optional import import_optional
 from equipoise.training.evaluation import Validation
 from equipoise.training.observers import Observer, summary
 from equipoise.training.trainer import Step
@@ -20,7 +20,7 @@ class Progress(Observer):
     """A rich progress bar on the terminal's error stream, so that output can be piped."""
 
     def __init__(self, steps: int, tokens_per_step: int) -> None:
-        require("rich", extra="train")
+        import_optional("rich", extra="train")
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from equipoise.arena.streams.recorded import Recorded
 from equipoise.arena.streams.stream import Stream
 from equipoise.arena.streams.synthetic import Drift, Dying, Skew, Swap, Synthetic, Topics
+from equipoise.storage.suggestions import did_you_mean
 from equipoise.trace import Trace
 
 _SMALL = {"num_tokens": 4096, "num_experts": 64, "top_k": 6, "steps": 90}
@@ -86,11 +86,9 @@ def find(
     if folder and (Path(folder) / "trace" / "trace.json").exists():
         folder = str(Path(folder) / "trace")  # a run's folder will do
     if not folder or not (Path(folder) / "trace.json").exists():
-        close = difflib.get_close_matches(name, SYNTHETIC, n=2)
-        hint = f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
         raise ValueError(
-            f"no stream {name!r}{hint}: there are {', '.join(SYNTHETIC)}, or give the folder of "
-            "a trace"
+            f"no stream {name!r}{did_you_mean(name, SYNTHETIC)}: there are "
+            f"{', '.join(SYNTHETIC)}, or give the folder of a trace"
         )
     layers = [layer] if layer else Trace.open(folder).layers
     return [_cut(Recorded.of(folder, each), steps) for each in layers]

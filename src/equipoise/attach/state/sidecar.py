@@ -19,7 +19,7 @@ from torch import Tensor
 
 from equipoise.attach.state.fingerprint import fingerprint
 from equipoise.balancing.shift.settling import belongs_to_settling
-from equipoise.storage.optional import require
+from equipoise.storage.optional import import_optional
 
 if TYPE_CHECKING:
     from equipoise.attach.balance import Balancing
@@ -42,7 +42,9 @@ def save(balancing: Balancing, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path, unfinished = folder / NAME, folder / f".{NAME}.{os.getpid()}"
     try:
-        require("safetensors.torch", extra="hf").save_file(tensors, unfinished, metadata=metadata)
+        import_optional("safetensors.torch", extra="hf").save_file(
+            tensors, unfinished, metadata=metadata
+        )
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -80,7 +82,7 @@ def load(balancing: Balancing, folder: Path) -> str:
             f"{path} is not there: balancing.save(folder) writes it, and Trainer's checkpoints "
             "hold it"
         )
-    safetensors = require("safetensors", extra="hf")
+    safetensors = import_optional("safetensors", extra="hf")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from equipoise.storage.optional import require
+from equipoise.storage.optional import import_optional
 
 
 class Display:
@@ -19,7 +19,7 @@ class Display:
     """
 
     def __init__(self, total_steps: int) -> None:
-        require("rich", extra="train")
+        import_optional("rich", extra="train")
         from rich.console import Console
         from rich.progress import (
             BarColumn,

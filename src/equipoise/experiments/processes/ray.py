@@ -22,7 +22,7 @@ from typing import Any
 from equipoise.experiments.processes.attempt import TRIES, Attempt, Means, Outcome, begin, ended
 from equipoise.experiments.processes.display import Display, last_step
 from equipoise.experiments.processes.job import Job, record_failure
-from equipoise.storage.optional import require
+from equipoise.storage.optional import import_optional
 from equipoise.training.stopping import Stopped, StopSignals
 
 WAIT = 0.5  # seconds between looks
@@ -42,7 +42,7 @@ class OnRay:
 
     def run(self, jobs: Sequence[Job], display: Display) -> None:
         """Until every job is finished or failed. Raises Stopped as the local engine does."""
-        ray = require("ray", extra="ray")
+        ray = import_optional("ray", extra="ray")
         ours = not ray.is_initialized()
         if ours:
             connect(ray, self.address)

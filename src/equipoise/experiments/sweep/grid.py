@@ -15,7 +15,6 @@ that have no u, say).
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import itertools
 import re
@@ -26,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.experiments.processes.job import Job
-from equipoise.storage.optional import require
+from equipoise.storage.optional import import_optional
+from equipoise.storage.suggestions import did_you_mean
 from equipoise.training.config import Config, preset
 
 BUILT_IN = ("paper", "paper-tiny", "demo")
@@ -85,7 +85,7 @@ class Grid:
 def read_grid(path: str | Path) -> Grid:
     """A grid from a YAML file, or a built-in one by name."""
     name, text = _text(path)
-    yaml = require("yaml", extra="train")
+    yaml = import_optional("yaml", extra="train")
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -97,7 +97,7 @@ def read_grid(path: str | Path) -> Grid:
         )
     if unknown := [key for key in content if key not in ("base", "axes")]:
         raise ValueError(
-            f"{path}: no section {unknown[0]!r}{_near(str(unknown[0]), ('base', 'axes'))} in a grid"
+            f"{path}: no section {unknown[0]!r}{did_you_mean(str(unknown[0]), ('base', 'axes'))} in a grid"
         )
     base = _section(content.get("base") or {}, path, "base")
     written = content["axes"] if isinstance(content["axes"], list) else [content["axes"] or {}]
@@ -194,8 +194,3 @@ def trial_name(settings: Mapping[str, Any]) -> str:
 
 def _written(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
-
-
-def _near(word: str, known: tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

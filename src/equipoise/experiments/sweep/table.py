@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from equipoise.storage.optional import require
+from equipoise.storage.optional import import_optional
 
 COLUMNS = {
     "loss": ("validation_loss", "{:.4f}"),
@@ -18,7 +18,7 @@ SHORT = {"update_rate": "u", "learning_rate": "lr", "weight_decay": "wd"}
 
 
 def show(found: dict[str, Any]) -> None:
-    require("rich", extra="train")
+    import_optional("rich", extra="train")
     from rich.console import Console
 
     console = Console()

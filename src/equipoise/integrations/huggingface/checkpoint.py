@@ -15,7 +15,7 @@ from torch import Tensor
 
 from equipoise.attach.find.routers import BIAS_NAMES
 from equipoise.attach.state.sidecar import NAME as SIDECAR
-from equipoise.storage.optional import require
+from equipoise.storage.optional import import_optional
 
 _LAYER = re.compile(r"^(.*?\d+)\.")
 _BIAS_OF_GATE = (
@@ -101,14 +101,14 @@ def read_biases(folder: Path, plan: Plan) -> Iterator[StoredBias]:
     """Every correction bias of a checkpoint, with its gate's weights."""
     try:
         yield from _read_biases(folder, plan)
-    except require("safetensors", extra="hf").SafetensorError as error:
+    except import_optional("safetensors", extra="hf").SafetensorError as error:
         raise ValueError(
             f"a .safetensors file of {folder} is damaged ({error}): fetch it again"
         ) from error
 
 
 def _read_biases(folder: Path, plan: Plan) -> Iterator[StoredBias]:
-    safe_open = require("safetensors", extra="hf").safe_open
+    safe_open = import_optional("safetensors", extra="hf").safe_open
     homes = weight_files(folder)
     for key in sorted((key for key in homes if _is_bias(key, plan)), key=_in_order):
         with safe_open(homes[key], framework="pt") as file:
@@ -140,7 +140,7 @@ def weight_files(folder: Path) -> dict[str, Path]:
             f"{folder} holds no .safetensors file. Pickled checkpoints (.bin, .pt) are not "
             "opened: convert them first"
         )
-    safetensors = require("safetensors", extra="hf")
+    safetensors = import_optional("safetensors", extra="hf")
     homes: dict[str, Path] = {}
     for path in files:
         try:

@@ -24,7 +24,7 @@ from equipoise.attach.count.balanced_router import Seat
 from equipoise.attach.find.routers import find_routers
 from equipoise.integrations.huggingface.checkpoint import weight_files
 from equipoise.integrations.huggingface.reading import batches as batches_of
-from equipoise.storage.optional import require
+from equipoise.storage.optional import import_optional
 from equipoise.trace import Trace, TraceError, TraceWriter
 from equipoise.training.scores import choose_layers
 
@@ -169,7 +169,7 @@ class _Listener:
 
 def _open(folder: Path) -> tuple[Any, Any]:
     """The model's config and tokenizer; whatever would fail after minutes of loading is told here."""
-    transformers = require("transformers", extra="hf")
+    transformers = import_optional("transformers", extra="hf")
     weight_files(folder)
     if not any((folder / name).is_file() for name in TOKENIZERS):
         raise ValueError(
@@ -231,14 +231,14 @@ def _load(folder: Path, config: Any, device: str, dtype: str) -> Any:
             .from_pretrained(folder, config=config, dtype=dtype, **safe, **spread)
             .eval()
         )
-    except require("safetensors", extra="hf").SafetensorError as error:
+    except import_optional("safetensors", extra="hf").SafetensorError as error:
         raise ValueError(
             f"a .safetensors file of {folder} is damaged ({error}): fetch it again"
         ) from error
 
 
 def _auto(config: Any) -> Any:
-    transformers = require("transformers", extra="hf")
+    transformers = import_optional("transformers", extra="hf")
     known = type(config) in transformers.AutoModelForCausalLM._model_mapping
     return transformers.AutoModelForCausalLM if known else transformers.AutoModel
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from equipoise.storage.optional import require
+from equipoise.storage.optional import import_optional
 from equipoise.training.data import docstrings
 
 VALIDATION_PERCENT = 5
@@ -201,7 +201,7 @@ def _wikitext() -> Iterator[tuple[str, str]]:
     """The paper's data. Lines are joined to articles, each of which begins with a line ` = Title =
     `.
     """
-    datasets = require("datasets", extra="wikitext")
+    datasets = import_optional("datasets", extra="wikitext")
     try:
         rows = datasets.load_dataset(*WIKITEXT)
     except (OSError, ConnectionError, datasets.exceptions.DatasetsError) as error:

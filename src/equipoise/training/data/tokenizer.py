@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from equipoise.storage.optional import require
+from equipoise.storage.optional import import_optional
 
 END_OF_TEXT = "<|endoftext|>"
 SMALLEST = 257  # every byte, and the end of a text
@@ -22,7 +22,7 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int) -> Any:
             f"a byte-level tokenizer has at least {SMALLEST} entries: vocab_size = {vocab_size} "
             "is too few"
         )
-    tokenizers = require("tokenizers", extra="train")
+    tokenizers = import_optional("tokenizers", extra="train")
     coder = _byte_level(tokenizers, tokenizers.models.BPE())
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -38,7 +38,7 @@ def load_tokenizer(name: str) -> Any:
     """ "gpt2" from the Hugging Face hub, a tokenizer.json, or a folder with one or with GPT-2's two
     files.
     """
-    tokenizers = require("tokenizers", extra="train")
+    tokenizers = import_optional("tokenizers", extra="train")
     path = Path(name).expanduser()
     coder = _from_path(tokenizers, path) if path.exists() else _from_hub(tokenizers, name)
     if coder.token_to_id(END_OF_TEXT) is None:
