@@ -61,7 +61,7 @@ def collapsed(family, options):
 
 def train(model, balancer):
     balancing = equipoise.balance(model, balancer)
-    before = torch.stack([seat.offered for seat in balancing.seats])
+    before = torch.stack([router.applied_shift for router in balancing.routers])
     settings = {
         "max_steps": STEPS,
         "per_device_train_batch_size": 16,
@@ -77,7 +77,9 @@ def train(model, balancer):
         trainer.train()
     history = [entry for entry in trainer.state.log_history if "loss" in entry]
     violation, loss = ([entry[name] for entry in history] for name in ("max_violation", "loss"))
-    moved = float((torch.stack([seat.offered for seat in balancing.seats]) - before).abs().max())
+    moved = float(
+        (torch.stack([router.applied_shift for router in balancing.routers]) - before).abs().max()
+    )
     return moved, violation[0], sum(violation[-5:]) / 5, sum(loss[-5:]) / 5
 
 

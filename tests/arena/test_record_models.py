@@ -14,7 +14,7 @@ from equipoise.arena.cells import Cell, refer, run
 from equipoise.arena.streams.recorded import Recorded
 from equipoise.cli import main
 from equipoise.integrations.huggingface import reading
-from equipoise.integrations.huggingface.recording import _not_wanted, record_model
+from equipoise.integrations.huggingface.recording import _unwanted_routers, record_model
 from equipoise.trace import Trace, TraceError
 from tests.attach.families import WITH_BIAS, WITHOUT_BIAS
 
@@ -170,29 +170,32 @@ def test_the_text_may_end_early(saved, place, tmp_path, capsys):
 def test_a_text_is_read_in_pieces(place, monkeypatch):
     """Nothing is lost or doubled where one piece ends and the next begins."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(place / "tokenizer")
-    monkeypatch.setattr(reading, "PIECE", 500)
+    monkeypatch.setattr(reading, "PIECE_BYTES", 500)
     text = (place / "manual.txt").read_text()
-    pieces = reading._pieces(str(place / "manual.txt"))
+    pieces = reading._list_pieces(str(place / "manual.txt"))
     assert len(pieces) > 10
     assert "".join(piece.read() for piece in pieces) == text
     ids = torch.cat(
-        [each.flatten() for each in reading.batches(tokenizer, str(place / "manual.txt"), 4, 32)]
+        [
+            each.flatten()
+            for each in reading.read_batches(tokenizer, str(place / "manual.txt"), 4, 32)
+        ]
     )
     assert len(tokenizer.decode(ids)) > 0.95 * len(text)
 
 
 def test_few_batches_are_of_the_whole_text(place, tmp_path, monkeypatch):
     """A text whose nature changes half-way, and a folder of two natures."""
-    monkeypatch.setattr(reading, "PIECE", 200)
+    monkeypatch.setattr(reading, "PIECE_BYTES", 200)
     tokenizer = Letters()
     (tmp_path / "both.txt").write_text("aaaaaaaaa\n" * 500 + "bbbbbbbbb\n" * 500)
     (tmp_path / "folder").mkdir()
     for letter in "ab":
         (tmp_path / "folder" / f"{letter}.txt").write_text(f"{letter * 9}\n" * 500)
     for data in ("both.txt", "folder"):
-        ids = torch.cat([next(reading.batches(tokenizer, str(tmp_path / data), 8, 100))])
+        ids = torch.cat([next(reading.read_batches(tokenizer, str(tmp_path / data), 8, 100))])
         assert int((ids == ord("a")).sum()) == pytest.approx(int((ids == ord("b")).sum()), rel=0.3)
-        every = torch.cat(list(reading.batches(tokenizer, str(tmp_path / data), 10, 100)))
+        every = torch.cat(list(reading.read_batches(tokenizer, str(tmp_path / data), 10, 100)))
         assert every.numel() == 10_000
         assert (every == ord("a")).sum() == 4500
 
@@ -207,7 +210,7 @@ class Letters:
 def test_nothing_is_left_on_the_model(saved, place, tmp_path, monkeypatch):
     kept = []
     monkeypatch.setattr(
-        "equipoise.integrations.huggingface.recording._load",
+        "equipoise.integrations.huggingface.recording._load_model",
         lambda folder, *_: (
             kept.append(transformers.AutoModelForCausalLM.from_pretrained(folder).eval()) or kept[0]
         ),
@@ -284,7 +287,7 @@ def test_mistakes_are_told(saved, place, tmp_path):
         record(model, place, tmp_path / "trace", sequence_length=999)
     grouped = FAMILIES["mistral4"].config()
     with pytest.raises(ValueError, match="in a way that the arena cannot replay"):
-        _not_wanted(grouped, [])
+        _unwanted_routers(grouped, [])
     with pytest.raises(ValueError, match="cannot record 0 batches"):
         record(model, place, tmp_path / "trace", batches=0)
     assert not (tmp_path / "trace").exists()

@@ -136,12 +136,12 @@ def test_a_router_called_twice_counts_twice():
 def test_frozen_layers_keep_their_shift(name):
     model = tiny(name)
     balancing = equipoise.balance(model)
-    frozen, free = balancing.seats[:2]
-    frozen.router.layer.requires_grad_(False)
+    frozen, free = balancing.routers[:2]
+    frozen.found.layer.requires_grad_(False)
     forward(model, batch()).backward()
     balancing.step()
-    assert not frozen.offered.any()
-    assert free.offered.any()
+    assert not frozen.applied_shift.any()
+    assert free.applied_shift.any()
     assert frozen.name in str(balancing).splitlines()[-1]
     assert (
         sum(balancing.metrics(loads=True)["loads"][frozen.name]) == WHOLE
@@ -158,12 +158,12 @@ def test_bf16_models_keep_a_float32_shift(name, balancer):
     for seed in range(3):
         forward(model, batch(seed)).backward()
         balancing.step()
-    seat = balancing.seats[0]
-    assert seat.offered.dtype == torch.float32
-    if seat.router.bias is not None:
-        assert seat.router.bias.dtype == torch.float32
-        assert torch.equal(seat.router.bias.read(), seat.offered)
-    assert not torch.equal(seat.offered.bfloat16().float(), seat.offered)
+    router = balancing.routers[0]
+    assert router.applied_shift.dtype == torch.float32
+    if router.found.bias is not None:
+        assert router.found.bias.dtype == torch.float32
+        assert torch.equal(router.found.bias.read(), router.applied_shift)
+    assert not torch.equal(router.applied_shift.bfloat16().float(), router.applied_shift)
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "afmoe", "ernie4_5_moe"])
@@ -174,7 +174,7 @@ def test_casting_after_attaching_loses_nothing(name):
     balancing.step()
     before = shift_of(balancing)
     model.to(torch.bfloat16)
-    saved = model.state_dict()[balancing.seats[0].router.bias.path]
+    saved = model.state_dict()[balancing.routers[0].found.bias.path]
     assert torch.equal(saved.flatten(), before)
     forward(model, batch())
     assert torch.equal(shift_of(balancing), before)
@@ -184,7 +184,7 @@ def test_a_loaded_bias_is_taken_over():
     model = tiny("deepseek_v3")
     balancing = equipoise.balance(model, "deepseek", update_rate=0.25)
     state = model.state_dict()
-    path = balancing.seats[0].router.bias.path
+    path = balancing.routers[0].found.bias.path
     state[path] = torch.linspace(-1, 3, 8)
     model.load_state_dict(state)
     forward(model, batch()).backward()
@@ -219,8 +219,8 @@ def test_copies_count_nothing_and_route_alike(name):
     twin = copy.deepcopy(model)
     forward(model, batch(1)).backward()
     assert torch.equal(forward(twin, batch(1)), forward(model, batch(1)))
-    counted = [int(tally.loads.sum()) for seat in balancing.seats for tally in seat.tallies]
-    assert counted == [WHOLE] * 2 * len(balancing.seats)
+    counted = [int(tally.loads.sum()) for router in balancing.routers for tally in router.tallies]
+    assert counted == [WHOLE] * 2 * len(balancing.routers)
     again = equipoise.balance(twin)
     assert torch.equal(shift_of(again), shift_of(balancing))
     forward(twin, batch(2)).backward()
@@ -230,13 +230,13 @@ def test_copies_count_nothing_and_route_alike(name):
 
 def test_expert_parallel_indices_are_recomputed():
     """Expert parallelism hands local ids to the experts, with a sentinel for those of other ranks."""
-    seat = equipoise.balance(tiny("deepseek_v3")).seats[0]
-    seat.router.experts._is_expert_parallel = True
-    seat.scene.trains, seat.scene.depth = True, 1
-    hidden, router = torch.randn(6, 32), seat.router
-    indices, weights = choice(router.block, hidden)
-    seat.see_choice(router.experts, (hidden, torch.full_like(indices, 8), weights), {})
-    assert torch.equal(seat.tallies[0].loads, torch.bincount(indices.flatten(), minlength=8))
+    router = equipoise.balance(tiny("deepseek_v3")).routers[0]
+    router.found.experts._is_expert_parallel = True
+    router.context.trains, router.context.depth = True, 1
+    hidden, found = torch.randn(6, 32), router.found
+    indices, weights = choice(found.block, hidden)
+    router.see_choice(found.experts, (hidden, torch.full_like(indices, 8), weights), {})
+    assert torch.equal(router.tallies[0].loads, torch.bincount(indices.flatten(), minlength=8))
 
 
 def test_nothing_is_kept_alive():

@@ -20,14 +20,14 @@ def test_a_bias_is_counted_and_moved(family):
     forward(model, inputs).backward()
     balancing.step()
     loads = balancing.metrics(loads=True)["loads"]
-    for seat in balancing.seats:
-        if seat.name.endswith("vision_moe"):
-            assert sum(loads[seat.name]) == 0  # no picture, no choice
+    for router in balancing.routers:
+        if router.name.endswith("vision_moe"):
+            assert sum(loads[router.name]) == 0  # no picture, no choice
             continue
-        counted = torch.tensor(loads[seat.name])
-        assert torch.equal(counted, witnessed_loads(twin, seat.name, family.num_experts, inputs))
+        counted = torch.tensor(loads[router.name])
+        assert torch.equal(counted, witnessed_loads(twin, router.name, family.num_experts, inputs))
         step = 0.5 * (counted.float().mean() - counted).sign()
-        bias = model.state_dict()[seat.router.bias.path].flatten()
+        bias = model.state_dict()[router.found.bias.path].flatten()
         torch.testing.assert_close(bias, step - step.mean())
         assert bias.any()
 
@@ -49,8 +49,8 @@ def test_without_a_bias_the_choice_is_shifted(family):
     forward(model, inputs).backward()
     balancing.step()
     second = balancing.metrics(loads=True)["loads"]
-    for seat in balancing.seats:  # a shift of 100 beats every score
-        before, after = torch.tensor(first[seat.name]), torch.tensor(second[seat.name])
+    for router in balancing.routers:  # a shift of 100 beats every score
+        before, after = torch.tensor(first[router.name]), torch.tensor(second[router.name])
         light = before < before.float().mean()
         assert after[light].sum() > before[light].sum()
         assert after.sum() == before.sum()
@@ -65,8 +65,8 @@ def test_rules_that_look_at_scores_agree_with_the_core(family, name):
             equipoise.balance(model, name)
         return
     balancing = equipoise.balance(model, name)
-    seat = balancing.seats[0]
-    seat.router.gate.register_forward_hook(
+    router = balancing.routers[0]
+    router.found.gate.register_forward_hook(
         lambda _, args, output: logits.append(
             (output if torch.is_tensor(output) else output[0]).detach()
         )
@@ -80,8 +80,8 @@ def test_rules_that_look_at_scores_agree_with_the_core(family, name):
     )
     twin = equipoise.balancer(name, family.num_experts, top_k=family.top_k)
     routing = twin.route(
-        scores, groups=seat.router.habit.groups, mask=inputs["attention_mask"].flatten() == 0
+        scores, groups=router.found.spec.groups, mask=inputs["attention_mask"].flatten() == 0
     )
     twin.update(twin.tally(scores, routing))
-    torch.testing.assert_close(seat.balancer.shift, twin.shift)
+    torch.testing.assert_close(router.balancer.shift, twin.shift)
     assert twin.shift.any()

@@ -62,4 +62,4 @@ def test_lightning_steps_and_resumes(tmp_path):
     fit(other, resumed, tmp_path, steps=5, checkpoint=str(tmp_path / "three.ckpt"))
     assert resumed.metrics()["step"] == 5
     assert not torch.equal(shift_of(resumed), shift_of(balancing))
-    assert int(resumed.seats[0].balancer.steps) == 5
+    assert int(resumed.routers[0].balancer.steps) == 5

@@ -192,8 +192,8 @@ def test_quantised_gates_are_recognised(dtype):
     weight = gate.weight.data
     del gate.weight
     gate.register_buffer("weight", (weight * 100).to(dtype))
-    (seat,) = (balancing := equipoise.balance(model, update_rate=0.5)).seats
-    assert (seat.router.habit.num_experts, seat.router.habit.top_k, seat.router.habit.score) == (
+    (router,) = (balancing := equipoise.balance(model, update_rate=0.5)).routers
+    assert (router.found.spec.num_experts, router.found.spec.top_k, router.found.spec.score) == (
         8,
         2,
         "sigmoid",

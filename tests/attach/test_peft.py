@@ -34,7 +34,7 @@ def test_lora_is_counted_and_moved(name, first):
     counted = int(inputs["attention_mask"].sum()) * 2
     assert {sum(loads) for loads in balancing.metrics(loads=True)["loads"].values()} == {counted}
     assert shift_of(balancing).any()
-    assert all(seat.name.startswith("model.layers.") for seat in balancing.seats)
+    assert all(router.name.startswith("model.layers.") for router in balancing.routers)
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "mixtral"])
@@ -53,7 +53,7 @@ def test_adapters_on_experts_are_counted(name):
 def test_a_gate_that_is_saved_whole_has_its_own_bias():
     model = adapted(modules_to_save=["gate"])
     balancing = equipoise.balance(model, update_rate=0.5)
-    assert "modules_to_save.default" in balancing.seats[0].router.bias.path
+    assert "modules_to_save.default" in balancing.routers[0].found.bias.path
     forward(model, batch()).backward()
     balancing.step()
     assert shift_of(balancing).any()

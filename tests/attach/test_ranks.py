@@ -48,11 +48,11 @@ def compare(balancing, alone, rule, batches):
     for inputs in batches:
         forward(alone, inputs).backward()
         twin.step()
-    assert [seat.name for seat in balancing.seats] == [seat.name for seat in twin.seats]
+    assert [router.name for router in balancing.routers] == [router.name for router in twin.routers]
     assert balancing.metrics(loads=True)["loads"] == twin.metrics(loads=True)["loads"]
-    for mine, theirs in zip(balancing.seats, twin.seats):
-        assert torch.equal(mine.offered, theirs.offered), mine.name
-        assert mine.offered.any()
+    for mine, theirs in zip(balancing.routers, twin.routers):
+        assert torch.equal(mine.applied_shift, theirs.applied_shift), mine.name
+        assert mine.applied_shift.any()
         if mine.router.bias is not None:
             assert torch.equal(mine.router.bias.read(), theirs.router.bias.read())
 

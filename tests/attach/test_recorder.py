@@ -25,19 +25,19 @@ def test_records_agree_with_what_was_routed(name, rule, tmp_path):
     train(balancing)
     trace = Trace.open(tmp_path)
     assert trace.top_k == 2
-    assert list(trace.layers) == [seat.name for seat in balancing.seats]
+    assert list(trace.layers) == [router.name for router in balancing.routers]
     assert trace.about["balancer"] == rule
-    for seat in balancing.seats:
-        assert trace.steps(seat.name) == [1, 2, 3]
-        record = trace.record(seat.name, 3)
-        assert np.array_equal(record.shift_after, seat.balancer.shift.numpy())
-        assert record.loads.tolist() == balancing.metrics(loads=True)["loads"][seat.name]
+    for router in balancing.routers:
+        assert trace.steps(router.name) == [1, 2, 3]
+        record = trace.record(router.name, 3)
+        assert np.array_equal(record.shift_after, router.balancer.shift.numpy())
+        assert record.loads.tolist() == balancing.metrics(loads=True)["loads"][router.name]
         scores = torch.as_tensor(record.scores)
         assert len(scores) == int(
             batch(0, padded=True)["attention_mask"].sum()
         )  # all tokens, and no padding
         shifted = scores + torch.as_tensor(record.shift)
-        routing = equipoise.route(scores, 2, choose_by=shifted, groups=seat.router.habit.groups)
+        routing = equipoise.route(scores, 2, choose_by=shifted, groups=router.found.spec.groups)
         assert routing.loads.tolist() == record.loads.tolist()
         gap = record.loads.mean() - record.loads
         if rule == "quantile":
@@ -85,7 +85,7 @@ def test_the_header_has_target_and_groups(tmp_path):
     train(balancing)
     trace = Trace.open(tmp_path)
     assert list(trace.target) == target
-    assert tuple(trace.about["groups"]) == balancing.seats[0].router.habit.groups
+    assert tuple(trace.about["groups"]) == balancing.routers[0].found.spec.groups
     record = trace.record(0, 3)
     gap = np.array(target) / 11 * record.loads.sum() - record.loads
     np.testing.assert_allclose(record.shift_after - record.shift, record.step_size * gap, atol=1e-6)

@@ -33,11 +33,11 @@ def test_every_router_is_found(family):
     assert found.routers
     assert len(found.left_alone) == family.left_alone
     for router in found.routers:
-        habit = router.habit
-        assert (habit.num_experts, habit.top_k) == (family.num_experts, family.top_k)
-        assert habit.bias == family.bias
-        assert habit.score in _scores(family)
-        assert habit.groups == ((4, 2) if family.grouped else None)
+        spec = router.spec
+        assert (spec.num_experts, spec.top_k) == (family.num_experts, family.top_k)
+        assert spec.bias == family.bias
+        assert spec.score in _scores(family)
+        assert spec.groups == ((4, 2) if family.grouped else None)
 
 
 def _scores(family):
@@ -67,7 +67,7 @@ def test_the_bias_is_the_models_own(family):
     model = family.model()
     for router in find_routers(model).routers:
         assert model.state_dict()[router.bias.path].data_ptr() == router.bias.tensor.data_ptr()
-        assert router.bias.tensor.numel() == router.habit.num_experts
+        assert router.bias.tensor.numel() == router.spec.num_experts
 
 
 def test_looking_touches_nothing():
@@ -85,7 +85,7 @@ def test_models_on_the_meta_device_are_read():
     family = next(family for family in FAMILIES if family.name == "glm4_moe")
     with torch.device("meta"):
         model = family.model()
-    assert find_routers(model).routers[0].habit.score == "sigmoid"
+    assert find_routers(model).routers[0].spec.score == "sigmoid"
 
 
 @pytest.mark.parametrize(("name", "reason"), REFUSED.items())

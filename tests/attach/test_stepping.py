@@ -156,10 +156,10 @@ def test_the_shift_never_enters_a_gate(name):
     model = tiny(name).eval()
     before = forward(model, batch())
     balancing = equipoise.balance(model, "none")
-    for seat in balancing.seats:
-        seat.mean = torch.tensor(64.0, dtype=torch.float64)
-        seat.offer()
-        assert (seat.offered == 64).all()
+    for router in balancing.routers:
+        router.mean = torch.tensor(64.0, dtype=torch.float64)
+        router.apply_shift()
+        assert (router.applied_shift == 64).all()
     torch.testing.assert_close(forward(model, batch()), before, rtol=1e-6, atol=0)
 
 
@@ -179,6 +179,14 @@ def test_metrics_name_the_worst_layer():
     )
     assert set(measured["loads"]) == set(layers)
     assert measured["worst_layer"] in balancing.report()
+
+
+def test_former_names_say_the_new_ones():
+    balancing = equipoise.balance(tiny("deepseek_v3"))
+    with pytest.warns(DeprecationWarning, match=r"balancing\.routers"):
+        (router,) = balancing.seats
+    with pytest.warns(DeprecationWarning, match="applied_shift"):
+        assert router.offered is router.applied_shift
 
 
 def test_the_table_says_what_was_found():
@@ -281,26 +289,26 @@ def test_following_can_end():
 
 
 def test_a_sharded_bf16_bias_leaves_no_half_attached_model(monkeypatch):
-    from equipoise.attach.count.balanced_router import Seat
+    from equipoise.attach.count.balanced_router import BalancedRouter
 
-    model, attach = tiny("solar_open"), Seat.attach
+    model, attach = tiny("solar_open"), BalancedRouter.attach
 
-    def second_fails(seat):
-        if seat.name.endswith("1.mlp"):
+    def second_fails(router):
+        if router.name.endswith("1.mlp"):
             raise TypeError("sharded")
-        attach(seat)
+        attach(router)
 
-    monkeypatch.setattr(Seat, "attach", second_fails)
+    monkeypatch.setattr(BalancedRouter, "attach", second_fails)
     with pytest.raises(TypeError, match="sharded"):
         equipoise.balance(model)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
 def test_a_torch_that_hides_its_backward_is_refused(monkeypatch):
-    from equipoise.attach.count import forward_context as scene
+    from equipoise.attach.count import forward_context as context
 
     monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: -1)
-    scene.check_backward_is_seen.cache_clear()
+    context.check_backward_is_seen.cache_clear()
     with pytest.raises(RuntimeError, match="counted twice"):
         equipoise.balance(tiny("deepseek_v3"))
     monkeypatch.delattr(torch._C, "_current_graph_task_id")

@@ -152,7 +152,7 @@ def test_save_pretrained_keeps_the_bias(name, tmp_path):
     balancing.step()
     model.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    kept = again.state_dict()[balancing.seats[0].router.bias.path].flatten()
+    kept = again.state_dict()[balancing.routers[0].found.bias.path].flatten()
     assert torch.equal(kept, shift_of(balancing))
 
 
@@ -165,7 +165,7 @@ def test_a_state_is_saved_whole(tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["equipoise.safetensors"]
     other = equipoise.balance(tiny("mixtral"), "smebu").load(path)
     assert torch.equal(shift_of(other), shift_of(balancing))
-    assert [seat.anneal_left for seat in other.seats] == [7, 7]
+    assert [router.anneal_left for router in other.routers] == [7, 7]
     assert other.metrics()["step"] == 1
 
 

@@ -20,8 +20,8 @@ def tiny(name, seed=0):
 
 
 def batch(seed=0, padded=False):
-    dice = torch.Generator().manual_seed(seed)
-    ids = torch.randint(3, VOCABULARY, (ROWS, LENGTH), generator=dice)
+    rng = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, VOCABULARY, (ROWS, LENGTH), generator=rng)
     mask = torch.ones_like(ids)
     if padded:
         mask[0, 7:] = 0
@@ -37,7 +37,7 @@ def forward(model, inputs):
 
 
 def shift_of(balancing, place=0):
-    return balancing.seats[place].offered.clone()
+    return balancing.routers[place].applied_shift.clone()
 
 
 def choice(block, hidden):

@@ -6,7 +6,7 @@
 
 Between two steps every training forward is counted, whatever comes in between; a step sums the
 counts over ranks, updates one balancer per router, and writes the result into the model's own bias.
-Routers are found by routers.py and counted by seat.py.
+Routers are found by find/routers.py and counted by count/balanced_router.py.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from equipoise.attach.count.balanced_router import Seat
-from equipoise.attach.count.forward_context import Scene, check_backward_is_seen
+from equipoise.attach.count.balanced_router import BalancedRouter
+from equipoise.attach.count.forward_context import ForwardContext, check_backward_is_seen
 from equipoise.attach.find.routers import find_routers
-from equipoise.attach.hooks import check_model, clear_copied_seats, models_around
+from equipoise.attach.hooks import check_balanceable, clear_copied_hooks, models_around
 from equipoise.attach.making import Maker, make_dual
-from equipoise.attach.optimizers import check_optimizer, follow
+from equipoise.attach.optimizers import check_optimizer, follow_optimizer
 from equipoise.attach.state.sidecar import SaveBeside
-from equipoise.attach.tables import found_table, table
+from equipoise.attach.tables import found_table, text_table
 from equipoise.routing import metrics as load_metrics
 from equipoise.routing import reduce
 
@@ -95,8 +95,8 @@ class Balancing:
         **options: object,
     ) -> None:
         check_backward_is_seen()
-        check_model(model)
-        shifts = clear_copied_seats(model)
+        check_balanceable(model)
+        shifts = clear_copied_hooks(model)
         found = find_routers(model, skip)
         self.model = model
         self.name = (
@@ -106,10 +106,10 @@ class Balancing:
         )
         self.group = group
         self.left_alone = found.left_alone
-        self.scene = Scene()
+        self.context = ForwardContext()
         make = functools.partial(make_dual, balancer, options)
-        self.seats = [
-            Seat(router, make(router.habit.num_experts, router.habit.top_k), self.scene)
+        self.routers = [
+            BalancedRouter(router, make(router.spec.num_experts, router.spec.top_k), self.context)
             for router in found.routers
         ]
         self.dropped = 0
@@ -135,22 +135,22 @@ class Balancing:
         """
         self._check_attached()
         self._check_counted()
-        tallies = {seat.name: seat.take() for seat in self.seats}
+        tallies = {router.name: router.take_tally() for router in self.routers}
         devices = {tally.loads.device for tally in tallies.values()}
         if len(devices) > 1:  # a model spread over several devices
             first = next(iter(tallies.values())).loads.device
             tallies = {name: tally.to(first) for name, tally in tallies.items()}
         tallies = reduce(tallies, self.group)
-        something_trains = any(not seat.frozen for seat in self.seats)
-        for seat in self.seats:
-            seat.refresh()
+        something_trains = any(not router.frozen for router in self.routers)
+        for router in self.routers:
+            router.refresh()
         if self._recorder is not None:
             self._recorder.before(self)
-        for seat in self.seats:
-            if not (seat.frozen and something_trains):
-                seat.move(tallies[seat.name])
+        for router in self.routers:
+            if not (router.frozen and something_trains):
+                router.update(tallies[router.name])
         self._loads = {name: tally.loads for name, tally in tallies.items()}
-        self.scene.backward_seen = False
+        self.context.backward_seen = False
         self.steps += 1
         if self._recorder is not None:
             self._recorder.after(self, tallies)
@@ -159,11 +159,11 @@ class Balancing:
         """Forget what was counted since the last step, and say so: for a step that the optimizer
         skipped.
         """
-        for seat in self.seats:
-            seat.drop()
+        for router in self.routers:
+            router.drop()
         if self._recorder is not None:
             self._recorder.drop()
-        self.scene.backward_seen = False
+        self.context.backward_seen = False
         self.dropped += 1
         warnings.warn(
             f"a step was skipped: what was counted for it is dropped ({self.dropped} so far)",
@@ -175,20 +175,26 @@ class Balancing:
         skipped.
         """
         check_optimizer(optimizer)
-        self._undo += follow(self, optimizer)
+        self._undo += follow_optimizer(self, optimizer)
 
     @property
     def gradients_wait(self) -> bool:
         """Whether gradients were computed from counted forwards, and no step was taken from them
         yet.
         """
-        return self.scene.backward_seen and any(seat.tallies for seat in self.seats)
+        return self.context.backward_seen and any(router.tallies for router in self.routers)
 
     def unfollow(self) -> None:
         """Step by itself no more."""
         for undo in self._undo:
             undo()
         self._undo = []
+
+    @property
+    def seats(self) -> list[BalancedRouter]:
+        """The former name of `routers`."""
+        warnings.warn("balancing.seats is now balancing.routers", DeprecationWarning, stacklevel=2)
+        return self.routers
 
     # ---- to look at
 
@@ -197,9 +203,9 @@ class Balancing:
         adds the loads by name.
         """
         layers = {
-            seat.name: {name: float(value) for name, value in self._measure(seat).items()}
-            for seat in self.seats
-            if seat.name in self._loads
+            router.name: {name: float(value) for name, value in self._measure(router).items()}
+            for router in self.routers
+            if router.name in self._loads
         }
         answer: dict[str, Any] = {"step": self.steps, "dropped_steps": self.dropped}
         if layers:
@@ -215,22 +221,27 @@ class Balancing:
         """How even the last step's loads were, and where each shift stands, as a table."""
         measured = self.metrics()
         rows = []
-        for seat in self.seats:
-            layer = measured["layers"].get(seat.name, {})
-            spread = float(seat.offered.max() - seat.offered.min())
+        for router in self.routers:
+            layer = measured["layers"].get(router.name, {})
+            spread = float(router.applied_shift.max() - router.applied_shift.min())
             numbers = [
                 layer.get(name, float("nan"))
                 for name in ("imbalance", "max_violation", "dead_experts")
             ]
             rows.append(
-                [seat.name, int(self._loads.get(seat.name, torch.zeros(1)).sum()), *numbers, spread]
+                [
+                    router.name,
+                    int(self._loads.get(router.name, torch.zeros(1)).sum()),
+                    *numbers,
+                    spread,
+                ]
             )
         header = ["layer", "choices", "imbalance", "max violation", "dead experts", "bias spread"]
         title = f"step {self.steps}" + (f", {self.dropped} dropped" if self.dropped else "")
-        return f"{title}\n{table(header, rows)}"
+        return f"{title}\n{text_table(header, rows)}"
 
     def __str__(self) -> str:
-        return found_table(self.seats, self.left_alone)
+        return found_table(self.routers, self.left_alone)
 
     def record(self, folder: str | Path, scores: int = 256) -> None:
         """Write a Trace of every step from now on, with the scores of some tokens."""
@@ -242,8 +253,8 @@ class Balancing:
 
     def freeze(self) -> None:
         """Leave every shift where it is from now on."""
-        for seat in self.seats:
-            seat.balancer.freeze()
+        for router in self.routers:
+            router.balancer.freeze()
 
     def anneal(self, steps: int) -> None:
         """Come to an end over the next `steps` steps: biases slow down to rest, and shifts the
@@ -255,12 +266,12 @@ class Balancing:
         """
         if steps < 1:
             raise ValueError(f"anneal over at least 1 step, not {steps}")
-        for seat in self.seats:
-            if seat.router.bias is None:
-                seat.anneal_left = steps
-                seat.balancer.freeze()
+        for router in self.routers:
+            if router.found.bias is None:
+                router.anneal_left = steps
+                router.balancer.freeze()
             else:
-                seat.balancer.anneal(steps)
+                router.balancer.anneal(steps)
 
     @contextlib.contextmanager
     def settled(self) -> Iterator[None]:
@@ -270,30 +281,30 @@ class Balancing:
         Do not train inside.
         """
         self._check_attached()
-        for seat in self.seats:
-            seat.refresh()
-        iterates = [seat.balancer.shift.clone() for seat in self.seats]
+        for router in self.routers:
+            router.refresh()
+        iterates = [router.balancer.shift.clone() for router in self.routers]
         try:
-            for seat in self.seats:
-                seat.put(seat.balancer.settled_shift)
+            for router in self.routers:
+                router.set_shift(router.balancer.settled_shift)
             yield
         finally:
-            for seat, iterate in zip(self.seats, iterates, strict=True):
-                seat.put(iterate)
+            for router, iterate in zip(self.routers, iterates, strict=True):
+                router.set_shift(iterate)
 
     def settle(self) -> None:
         """Give the model its settled shifts for good: at the end of training, before it is saved."""
         self._check_attached()
-        for seat in self.seats:
-            seat.refresh()
-            seat.put(seat.balancer.settled_shift)
+        for router in self.routers:
+            router.refresh()
+            router.set_shift(router.balancer.settled_shift)
 
     def detach(self) -> nn.Module:
         """Take all hooks off and return the model. A bias stays as it is, in float32; the shift of
         a model without one goes.
         """
-        for seat in self.seats:
-            seat.detach()
+        for router in self.routers:
+            router.detach()
         for handle in self._handles:
             handle.remove()
         self.unfollow()
@@ -306,7 +317,7 @@ class Balancing:
                 vars(self.model)["save_pretrained"] = saver.own  # somebody had put their own there
         if self._recorder is not None:
             self._recorder.close()
-        self._handles, self.scene.live = [], False
+        self._handles, self.context.live = [], False
         return self.model
 
     # ---- to save and resume, and for trainers
@@ -315,40 +326,40 @@ class Balancing:
         """Write all balancers' state into `folder/equipoise.safetensors`: what a model file or an
         adapter does not hold.
         """
-        from equipoise.attach.state.sidecar import save
+        from equipoise.attach.state.sidecar import save_sidecar
 
-        return save(self, Path(folder))
+        return save_sidecar(self, Path(folder))
 
     def load(self, folder: str | Path) -> Balancing:
         """Take over the state that `save` wrote."""
-        from equipoise.attach.state.sidecar import load
+        from equipoise.attach.state.sidecar import load_sidecar
 
         self._check_attached()
-        load(self, Path(folder))
+        load_sidecar(self, Path(folder))
         return self
 
     def callback(self) -> TrainerCallback:
         """For transformers' Trainer and all built on it: `Trainer(...,
         callbacks=[balancing.callback()])`.
         """
-        from equipoise.attach.trainer import make_callback
+        from equipoise.attach.trainer import make_trainer_callback
 
-        return make_callback(self)
+        return make_trainer_callback(self)
 
     def lightning_callback(self) -> Any:
         """For Lightning: `Trainer(callbacks=[balancing.lightning_callback()])`."""
-        from equipoise.attach.lightning import make_callback
+        from equipoise.attach.lightning import make_lightning_callback
 
-        return make_callback(self)
+        return make_lightning_callback(self)
 
     # ---- small things
 
     def _attach(self, shifts: dict[str, Tensor]) -> None:
-        for seat in self.seats:
-            if seat.router.bias is None and seat.name in shifts:
-                seat.balancer.shift.copy_(shifts[seat.name])
-                seat.offer()
-            seat.attach()
+        for router in self.routers:
+            if router.found.bias is None and router.name in shifts:
+                router.balancer.shift.copy_(shifts[router.name])
+                router.apply_shift()
+            router.attach()
         self._watch_forwards()
         model: Any = self.model
         if hasattr(model, "peft_config"):
@@ -357,37 +368,37 @@ class Balancing:
     def _watch_forwards(self) -> None:
         myself = weakref.ref(self)
 
-        def tell(what: Callable[[Seat], None]) -> None:
+        def tell(what: Callable[[BalancedRouter], None]) -> None:
             balancing = myself()
-            for seat in balancing.seats if balancing is not None else ():
-                what(seat)
+            for router in balancing.routers if balancing is not None else ():
+                what(router)
 
-        self.scene.begins = lambda: tell(Seat.begin)
-        self.scene.fails = lambda: tell(Seat.fail)
-        for module in models_around(self.model, [seat.router.block for seat in self.seats]):
-            self._handles += self.scene.attach(module)
+        self.context.begins = lambda: tell(BalancedRouter.begin)
+        self.context.fails = lambda: tell(BalancedRouter.fail)
+        for module in models_around(self.model, [router.found.block for router in self.routers]):
+            self._handles += self.context.attach(module)
         for module in self.model.modules():  # a layer with routers for text and for pictures
             if hasattr(module, "text_moe") and hasattr(module, "vision_moe"):
                 self._handles.append(
-                    module.register_forward_pre_hook(self.scene.see_kinds, with_kwargs=True)
+                    module.register_forward_pre_hook(self.context.see_kinds, with_kwargs=True)
                 )
 
     def _check_attached(self) -> None:
-        if not self.scene.live:
+        if not self.context.live:
             raise RuntimeError(
                 "this balancing was detached from its model: call equipoise.balance(model) for a "
                 "new one"
             )
 
     def _check_counted(self) -> None:
-        if not any(seat.tallies for seat in self.seats):
+        if not any(router.tallies for router in self.routers):
             raise RuntimeError(
                 "nothing was counted since the last step: no training forward (model.train(), "
                 "gradients on) went through the "
                 "model. Is step() called twice, by a callback and an optimizer, or was the model "
                 "compiled before balance()?"
             )
-        missing = [seat.name for seat in self.seats if seat.missed]
+        missing = [router.name for router in self.routers if router.missed]
         if missing:
             raise RuntimeError(
                 "these routers took part in training but were not counted: "
@@ -396,5 +407,5 @@ class Balancing:
                 "to be balanced"
             )
 
-    def _measure(self, seat: Seat) -> dict[str, Tensor]:
-        return load_metrics(self._loads[seat.name].cpu(), seat.balancer.target.weights.cpu())
+    def _measure(self, router: BalancedRouter) -> dict[str, Tensor]:
+        return load_metrics(self._loads[router.name].cpu(), router.balancer.target.weights.cpu())

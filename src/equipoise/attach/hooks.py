@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equipoise.attach.count.balanced_router import Seat
-from equipoise.attach.count.forward_context import Scene
+from equipoise.attach.count.balanced_router import BalancedRouter
+from equipoise.attach.count.forward_context import ForwardContext
 from equipoise.attach.find.routers import plain_name
 
 
-def check_model(model: Any) -> None:
+def check_balanceable(model: Any) -> None:
     """What cannot be balanced at all, and why."""
     if not isinstance(model, nn.Module):
         raise TypeError(
@@ -35,13 +35,13 @@ def models_around(model: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[nn.
     paths = [
         path for path, module in model.named_modules() if any(module is block for block in blocks)
     ]
-    above = {"" if not parts else ".".join(parts) for path in paths for parts in _stems(path)}
+    above = {"" if not parts else ".".join(parts) for path in paths for parts in _outer_paths(path)}
     for path, module in model.named_modules():
         if path in above and (path == "" or hasattr(module, "config")):
             yield module
 
 
-def _stems(path: str) -> Iterator[list[str]]:
+def _outer_paths(path: str) -> Iterator[list[str]]:
     parts = path.split(".")
     for length in range(len(parts)):
         if length and parts[length - 1].isdigit():
@@ -49,26 +49,26 @@ def _stems(path: str) -> Iterator[list[str]]:
         yield parts[:length]
 
 
-def clear_copied_seats(model: nn.Module) -> dict[str, Tensor]:
+def clear_copied_hooks(model: nn.Module) -> dict[str, Tensor]:
     """Take the hooks of a model that was copied off it, and return the shifts it was given."""
     shifts = {}
     for path, module in model.named_modules():
-        for hook in _hooks(module):
+        for hook in _hooks_of(module):
             owner = getattr(hook, "__self__", None)
             if (
-                isinstance(owner, Scene | Seat)
-                and (owner if isinstance(owner, Scene) else owner.scene).live
+                isinstance(owner, ForwardContext | BalancedRouter)
+                and (owner if isinstance(owner, ForwardContext) else owner.context).live
             ):
                 name = plain_name(path) or type(model).__name__
                 raise ValueError(
                     f"{name} is being balanced already: call detach() on that balancing first"
                 )
-            if isinstance(owner, Seat):
+            if isinstance(owner, BalancedRouter):
                 shifts[owner.name] = owner.balancer.shift.clone()
                 owner.detach()
     return shifts
 
 
-def _hooks(module: nn.Module) -> list[Any]:
+def _hooks_of(module: nn.Module) -> list[Any]:
     patched = [vars(module).get(name) for name in ("forward", "route_tokens_to_experts")]
     return [*module._forward_pre_hooks.values(), *module._forward_hooks.values(), *patched]

@@ -7,14 +7,14 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from equipoise.attach.state.sidecar import state, take_over
+from equipoise.attach.state.sidecar import balancer_state, restore_state
 from equipoise.storage.optional import import_optional
 
 if TYPE_CHECKING:
     from equipoise.attach.balance import Balancing
 
 
-def make_callback(balancing: Balancing) -> Any:
+def make_lightning_callback(balancing: Balancing) -> Any:
     """A Callback of whichever of `lightning` and `pytorch_lightning` is in use.
 
     Of several optimizers, the last one is followed: balancers step after it.
@@ -44,11 +44,14 @@ def make_callback(balancing: Balancing) -> Any:
                 module.log_dict({f"balance/{name}": measured[name] for name in names}, on_step=True)
 
         def state_dict(self) -> dict[str, Any]:
-            tensors = {key: value.detach().cpu().clone() for key, value in state(balancing).items()}
+            tensors = {
+                key: value.detach().cpu().clone()
+                for key, value in balancer_state(balancing).items()
+            }
             return {"steps": balancing.steps, "dropped": balancing.dropped, "tensors": tensors}
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-            take_over(balancing, dict(state_dict["tensors"]), source="the Lightning checkpoint")
+            restore_state(balancing, dict(state_dict["tensors"]), source="the Lightning checkpoint")
             balancing.steps, balancing.dropped = state_dict["steps"], state_dict["dropped"]
 
     return BalancingCallback()

@@ -42,7 +42,9 @@ def check_optimizer(optimizer: Any) -> None:
         )
 
 
-def follow(balancing: Balancing, optimizer: torch.optim.Optimizer) -> list[Callable[[], object]]:
+def follow_optimizer(
+    balancing: Balancing, optimizer: torch.optim.Optimizer
+) -> list[Callable[[], object]]:
     """Returns what undoes it.
 
     A skipped step cannot be seen as it happens, but soon after: gradients are zeroed, by the
@@ -54,11 +56,11 @@ def follow(balancing: Balancing, optimizer: torch.optim.Optimizer) -> list[Calla
     undo: list[Callable[[], object]] = [handle.remove]
     for owner in (optimizer, balancing.model):
         if getattr(vars(owner).get("zero_grad"), "balancing", None) is not balancing:
-            undo.append(_patch(owner, ZeroGrad(balancing, owner.zero_grad)))
+            undo.append(_patch_zero_grad(owner, ZeroGrad(balancing, owner.zero_grad)))
     return undo
 
 
-def _patch(owner: Any, zero_grad: ZeroGrad) -> Callable[[], object]:
+def _patch_zero_grad(owner: Any, zero_grad: ZeroGrad) -> Callable[[], object]:
     before = vars(owner).get("zero_grad")
     owner.zero_grad = zero_grad
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.attach.state import sidecar
-from equipoise.attach.state.fingerprint import changed, fingerprint
+from equipoise.attach.state.fingerprint import changed_routers, weight_fingerprint
 from equipoise.storage.optional import import_optional
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LOGGED = ("imbalance", "max_violation")
 
 
-def make_callback(balancing: Balancing) -> TrainerCallback:
+def make_trainer_callback(balancing: Balancing) -> TrainerCallback:
     """A TrainerCallback. Its class is made here, so that equipoise can be imported without
     transformers.
     """
@@ -30,7 +30,7 @@ def make_callback(balancing: Balancing) -> TrainerCallback:
         def on_train_begin(
             self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
         ) -> None:
-            _check_model(balancing, model)
+            _check_trained_model(balancing, model)
             if state.global_step > 0:
                 _resume(balancing, args, state)
 
@@ -55,35 +55,35 @@ def make_callback(balancing: Balancing) -> TrainerCallback:
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.is_world_process_zero:
-                balancing.save(_checkpoint(args, state))
+                balancing.save(_checkpoint_folder(args, state))
 
     return BalancingCallback()
 
 
-def _checkpoint(args: Any, state: Any) -> Path:
+def _checkpoint_folder(args: Any, state: Any) -> Path:
     return Path(args.output_dir) / f"checkpoint-{state.global_step}"
 
 
 def _resume(balancing: Balancing, args: Any, state: Any) -> None:
     named = args.resume_from_checkpoint
-    folders = [*([Path(named)] if isinstance(named, str) else []), _checkpoint(args, state)]
+    folders = [*([Path(named)] if isinstance(named, str) else []), _checkpoint_folder(args, state)]
     for folder in folders:
-        if (folder / sidecar.NAME).is_file():
-            _check_weights(balancing, sidecar.load(balancing, folder), folder)
+        if (folder / sidecar.SIDECAR_NAME).is_file():
+            _check_restored_weights(balancing, sidecar.load_sidecar(balancing, folder), folder)
             return
     if not balancing.loaded:
         raise FileNotFoundError(
             f"training resumes at step {state.global_step}, but {' or '.join(map(str, folders))} "
-            f"has no {sidecar.NAME}: "
+            f"has no {sidecar.SIDECAR_NAME}: "
             "call balancing.load(folder) before trainer.train(), with the checkpoint's folder"
         )
 
 
-def _check_weights(balancing: Balancing, saved: str, folder: Path) -> None:
-    """Trainer may not have loaded the experts (weights.py): then the biases are of other experts
+def _check_restored_weights(balancing: Balancing, saved: str, folder: Path) -> None:
+    """Trainer may not have loaded the experts (state/fingerprint.py): then the biases are of other experts
     than these.
     """
-    others = changed(saved, fingerprint(balancing.seats))
+    others = changed_routers(saved, weight_fingerprint(balancing.routers))
     if others:
         warnings.warn(
             f"the experts or gates of {len(others)} routers ({others[0]} ...) are not those of "
@@ -94,12 +94,12 @@ def _check_weights(balancing: Balancing, saved: str, folder: Path) -> None:
         )
 
 
-def _check_model(balancing: Balancing, model: Any) -> None:
+def _check_trained_model(balancing: Balancing, model: Any) -> None:
     """Trainer may have been given another model, or a copy of the balanced one."""
     if model is None:
         return
     modules = set(model.modules())
-    lost = [seat.name for seat in balancing.seats if seat.router.block not in modules]
+    lost = [router.name for router in balancing.routers if router.found.block not in modules]
     if lost:
         raise ValueError(
             f"the Trainer trains another model than the balanced one: {lost[0]} is not part of it"

@@ -31,7 +31,7 @@ class ByLoads:
         self.name, self.top_k, self.options = name, top_k, options
         self.layers: list[Dual] = []
         self._saved: list[dict[str, Tensor]] = []
-        _make(
+        _make_loads_only(
             name,
             2 * top_k,
             top_k,
@@ -89,7 +89,7 @@ class ByLoads:
 
     def _begin(self, layers: int, num_experts: int, device: torch.device) -> None:
         self.layers = [
-            _make(self.name, num_experts, self.top_k, self.options).to(device)
+            _make_loads_only(self.name, num_experts, self.top_k, self.options).to(device)
             for _ in range(layers)
         ]
         if self._saved:
@@ -105,7 +105,7 @@ class ByLoads:
         self._saved = []
 
 
-def _make(name: str, num_experts: int, top_k: int, options: dict[str, Any]) -> Dual:
+def _make_loads_only(name: str, num_experts: int, top_k: int, options: dict[str, Any]) -> Dual:
     made = balancer(name, num_experts, top_k=top_k, **options)
     if (
         not isinstance(made, Dual)

@@ -25,29 +25,33 @@ from torch import Tensor
 from equipoise.integrations.by_loads import ByLoads
 from equipoise.storage.optional import import_optional
 
-_HOMES = (
+_PATCHED_MODULES = (
     "megatron.core.distributed.finalize_model_grads",
     "megatron.core.transformer.moe.moe_utils",
 )
-_NAME = "get_updated_expert_bias"
+_PATCHED_FUNCTION = "get_updated_expert_bias"
 
 
-class Installed(ByLoads):
+class InstalledBalancers(ByLoads):
     """The balancers in Megatron's place. `remove()` puts Megatron's own function back."""
 
     def __init__(self, name: str, top_k: int, **options: Any) -> None:
         super().__init__(name, top_k, **options)
         self._own: dict[str, Callable[..., Tensor]] = {}
-        for home in _HOMES:
+        for home in _PATCHED_MODULES:
             module = import_optional(home, extra="megatron")
-            own = getattr(module, _NAME)
-            if isinstance(getattr(own, "__self__", None), Installed):
+            own = getattr(module, _PATCHED_FUNCTION)
+            if isinstance(getattr(own, "__self__", None), InstalledBalancers):
                 raise ValueError(
                     "equipoise is installed in megatron-core already: call remove() on it first"
                 )
             self._own[home] = own
-        for home in _HOMES:
-            setattr(import_optional(home, extra="megatron"), _NAME, self.get_updated_expert_bias)
+        for home in _PATCHED_MODULES:
+            setattr(
+                import_optional(home, extra="megatron"),
+                _PATCHED_FUNCTION,
+                self.get_updated_expert_bias,
+            )
 
     @torch.no_grad()
     def get_updated_expert_bias(
@@ -76,10 +80,10 @@ class Installed(ByLoads):
 
     def remove(self) -> None:
         for home, own in self._own.items():
-            setattr(import_optional(home, extra="megatron"), _NAME, own)
+            setattr(import_optional(home, extra="megatron"), _PATCHED_FUNCTION, own)
 
 
-def install(balancer: str = "moonlight", *, top_k: int, **options: Any) -> Installed:
+def install(balancer: str = "moonlight", *, top_k: int, **options: Any) -> InstalledBalancers:
     """Put a balancer in place of Megatron's update of expert biases.
 
     Args:
@@ -87,4 +91,4 @@ def install(balancer: str = "moonlight", *, top_k: int, **options: Any) -> Insta
         top_k: moe_router_topk.
         **options: of the balancer.
     """
-    return Installed(balancer, top_k, **options)
+    return InstalledBalancers(balancer, top_k, **options)

@@ -43,7 +43,7 @@ class load_balancing_hook:  # noqa: N801 - takes the place of a function
         layers = list(_moe_layers(model_parts))
         if not layers:
             return
-        without = [name for name, _, moe in layers if _buffer(moe, "expert_bias") is None]
+        without = [name for name, _, moe in layers if _moe_buffer(moe, "expert_bias") is None]
         if without:
             raise ValueError(
                 f"these MoE layers have no expert bias: {', '.join(without)}. Set "
@@ -61,15 +61,15 @@ class load_balancing_hook:  # noqa: N801 - takes the place of a function
     def _update(self, model_parts: list[nn.Module], parallel_dims: Any) -> None:
         assert self.balancers is not None
         layers = list(_moe_layers(model_parts))
-        counts = [_local(_buffer(moe, "tokens_per_expert")) for _, _, moe in layers]
+        counts = [_local_tensor(_moe_buffer(moe, "tokens_per_expert")) for _, _, moe in layers]
         loads = torch.stack(
             [
                 count // 2 if _recomputes(block) else count
                 for (_, block, _), count in zip(layers, counts)
             ]
         )
-        _reduce(loads, parallel_dims)
-        biases = [_local(_buffer(moe, "expert_bias")) for _, _, moe in layers]
+        _reduce_loads(loads, parallel_dims)
+        biases = [_local_tensor(_moe_buffer(moe, "expert_bias")) for _, _, moe in layers]
         after = self.balancers.update(loads, torch.stack(biases))
         for count, bias, value in zip(counts, biases, after):
             bias.copy_(value)
@@ -83,11 +83,11 @@ def _moe_layers(model_parts: list[nn.Module]) -> Iterator[tuple[str, nn.Module, 
                 yield f"layers.{name}.moe", block, block.moe
 
 
-def _buffer(moe: nn.Module, name: str) -> Any:
+def _moe_buffer(moe: nn.Module, name: str) -> Any:
     return getattr(moe, f"{name}_E", getattr(moe, name, None))
 
 
-def _local(value: Any) -> Tensor:
+def _local_tensor(value: Any) -> Tensor:
     return value.to_local() if hasattr(value, "to_local") else value
 
 
@@ -97,7 +97,7 @@ def _recomputes(block: nn.Module) -> bool:
     return getattr(block, "checkpoint_impl", None) is CheckpointImpl.NO_REENTRANT
 
 
-def _reduce(loads: Tensor, parallel_dims: Any) -> None:
+def _reduce_loads(loads: Tensor, parallel_dims: Any) -> None:
     """Over the ranks that hold different tokens, as torchtitan does."""
     if parallel_dims.ep_enabled and parallel_dims.tp > 1:
         dist.all_reduce(loads, group=parallel_dims.get_mesh("tp").get_group())

@@ -1,4 +1,4 @@
-"""Scene: what routers must know of the forward they are called in, and cannot see themselves.
+"""ForwardContext: what routers must know of the forward they run in, and cannot see themselves.
 
 A router sees hidden states and nothing else. Whether these tokens are trained on, and which of them
 are padding, is known where the model is called: so every module that takes an `attention_mask` and
@@ -23,7 +23,7 @@ from torch._compile import (
     _disable_dynamo as eager,  # hooks run between compiled graphs, never inside one
 )
 
-__all__ = ["Scene", "check_backward_is_seen", "eager", "in_backward"]
+__all__ = ["ForwardContext", "check_backward_is_seen", "eager", "in_backward"]
 
 
 def in_backward() -> bool:
@@ -56,8 +56,8 @@ def _backward_is_seen() -> bool:
         return False
 
 
-class Scene:
-    """The forward that is running, shared by all routers of a model. A copy of a model has a scene
+class ForwardContext:
+    """The forward that is running, shared by all routers of a model. A copy of a model has a context
     that counts nothing.
     """
 
@@ -84,8 +84,8 @@ class Scene:
         self._place: dict[nn.Module, int] = {}
         self._warned = False
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Scene:
-        copy = memo[id(self)] = Scene()
+    def __deepcopy__(self, memo: dict[int, Any]) -> ForwardContext:
+        copy = memo[id(self)] = ForwardContext()
         copy.live = False
         return copy
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from equipoise.attach.count.balanced_router import Seat
+from equipoise.attach.count.balanced_router import BalancedRouter
 from equipoise.balancing.shift.directions import LoadGap
 from equipoise.balancing.shift.geometry import euclidean
 from equipoise.balancing.shift.parts import Clip, Scale, Sign, Tanh
@@ -37,7 +37,7 @@ class Recorder:
     def __init__(self, balancing: Balancing, folder: str | Path, rows: int) -> None:
         if rows < 0:
             raise ValueError(f"cannot keep the scores of {rows} tokens")
-        top_k = {seat.balancer.top_k for seat in balancing.seats}
+        top_k = {router.balancer.top_k for router in balancing.routers}
         if len(top_k) > 1:
             raise ValueError(
                 "a trace is of routers that all take as many experts; here they take "
@@ -47,37 +47,39 @@ class Recorder:
         self._samples: dict[str, list[Tensor]] = {}
         self._before: dict[str, Tensor] = {}
         self._writer: TraceWriter | None = None
-        if _writes():
-            for seat in balancing.seats:
-                seat.observer = self.see
+        if _is_writer():
+            for router in balancing.routers:
+                router.observer = self.see
 
-    def see(self, seat: Seat, experts: Tensor, scores: Tensor | None) -> None:
+    def see(self, router: BalancedRouter, experts: Tensor, scores: Tensor | None) -> None:
         """Keep some rows of a forward, evenly spread over it."""
         if scores is not None and self.rows:
-            self._samples.setdefault(seat.name, []).append(_thinned(scores, self.rows).cpu())
+            self._samples.setdefault(router.name, []).append(_thin_rows(scores, self.rows).cpu())
 
     def before(self, balancing: Balancing) -> None:
         """Remember the shifts that these loads came of."""
-        self._before = {seat.name: seat.balancer.shift.cpu().clone() for seat in balancing.seats}
+        self._before = {
+            router.name: router.balancer.shift.cpu().clone() for router in balancing.routers
+        }
 
     def after(self, balancing: Balancing, tallies: Mapping[str, Tally]) -> None:
         samples, self._samples = self._samples, {}
-        if not _writes():
+        if not _is_writer():
             return
         if self._writer is None:
             self._writer = self._open(balancing)
-        for seat in balancing.seats:
-            loads = tallies[seat.name].loads.cpu()
-            shift, shift_after = self._before[seat.name], seat.balancer.shift.cpu()
-            rows = samples.get(seat.name)
+        for router in balancing.routers:
+            loads = tallies[router.name].loads.cpu()
+            shift, shift_after = self._before[router.name], router.balancer.shift.cpu()
+            rows = samples.get(router.name)
             self._writer.append(
                 balancing.steps,
-                seat.name,
+                router.name,
                 shift=shift.numpy(),
                 shift_after=shift_after.numpy(),
                 loads=loads.numpy(),
-                step_size=_step_size(seat, loads, shift_after - shift),
-                scores=None if rows is None else _thinned(torch.cat(rows), self.rows).numpy(),
+                step_size=_step_size(router, loads, shift_after - shift),
+                scores=None if rows is None else _thin_rows(torch.cat(rows), self.rows).numpy(),
             )
 
     def drop(self) -> None:
@@ -90,29 +92,29 @@ class Recorder:
     def _open(self, balancing: Balancing) -> TraceWriter:
         if balancing.loaded and (self.folder / "trace.json").exists():
             return TraceWriter.resume(self.folder, after=balancing.steps - 1)
-        first = balancing.seats[0]
-        habit = first.router.habit
+        first = balancing.routers[0]
+        spec = first.found.spec
         about = {
             "model": type(balancing.model).__name__,
             "balancer": balancing.name,
-            "gate": habit.score,
+            "gate": spec.score,
         }
-        about["groups"] = None if habit.groups is None else list(habit.groups)
-        names = [seat.name for seat in balancing.seats]
+        about["groups"] = None if spec.groups is None else list(spec.groups)
+        names = [router.name for router in balancing.routers]
         return TraceWriter(
             self.folder,
             top_k=first.balancer.top_k,
             layers=names,
             about=about,
-            target=_target(balancing),
+            target=_common_target(balancing),
         )
 
 
-def _target(balancing: Balancing) -> tuple[float, ...] | None:
+def _common_target(balancing: Balancing) -> tuple[float, ...] | None:
     """The weights of the target loads, where they are not equal; a trace has one for all its
     layers.
     """
-    targets = {tuple(seat.balancer.target.weights.tolist()) for seat in balancing.seats}
+    targets = {tuple(router.balancer.target.weights.tolist()) for router in balancing.routers}
     if all(len(set(weights)) == 1 for weights in targets):
         return None
     if len(targets) > 1:
@@ -123,25 +125,25 @@ def _target(balancing: Balancing) -> tuple[float, ...] | None:
     return targets.pop()
 
 
-def _writes() -> bool:
+def _is_writer() -> bool:
     return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
 
 
-def _thinned(rows: Tensor, most: int) -> Tensor:
+def _thin_rows(rows: Tensor, most: int) -> Tensor:
     return rows[:: max(1, -(-len(rows) // most))] if most else rows[:0]
 
 
-def _step_size(seat: Seat, loads: Tensor, moved: Tensor) -> list[float] | None:
+def _step_size(router: BalancedRouter, loads: Tensor, moved: Tensor) -> list[float] | None:
     """shift_after = shift + step_size * gap, where a rule acts on each expert's own gap; None for
     the others.
     """
-    balancer = seat.balancer
+    balancer = router.balancer
     own = all(isinstance(part, Sign | Scale | Tanh | Clip) for part in balancer.parts)
     if (
         not own
         or not isinstance(balancer.direction, LoadGap)
         or balancer.geometry is not euclidean
-        or seat.anneal_left
+        or router.anneal_left
     ):
         return None
     gap = balancer.target.gap(loads.to(balancer.target.weights.device)).cpu()

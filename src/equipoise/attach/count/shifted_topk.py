@@ -15,23 +15,23 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from equipoise.attach.find.probe import TOPK, Habit
+from equipoise.attach.find.probe import TOPK, RoutingSpec
 
-Observer = Callable[[Tensor, Tensor, Tensor], None]
+ChoiceCallback = Callable[[Tensor, Tensor, Tensor], None]
 
 
 class ShiftedTopK(TorchFunctionMode):
     """Within this mode, the top-K over a router's experts is shifted.
 
     Args:
-        habit: how the router chooses.
+        spec: how the router chooses.
         shift: (E,) float32.
         chosen: told of (indices, ranked, shifted) of every choice.
     """
 
-    def __init__(self, habit: Habit, shift: Tensor, chosen: Observer) -> None:
+    def __init__(self, spec: RoutingSpec, shift: Tensor, chosen: ChoiceCallback) -> None:
         super().__init__()
-        self.habit = habit
+        self.spec = spec
         self.shift = shift
         self.chosen = chosen
 
@@ -43,31 +43,31 @@ class ShiftedTopK(TorchFunctionMode):
             return func(*args, **kwargs)
         named = {**dict(zip(("input", "k"), args)), **kwargs}
         values: Tensor = named["input"]
-        if values.shape[-1] == self.habit.num_experts and named["k"] == self.habit.top_k:
+        if values.shape[-1] == self.spec.num_experts and named["k"] == self.spec.top_k:
             return self._choose(values)
-        groups = self.habit.groups
+        groups = self.spec.groups
         if groups is not None and values.shape[-2:] == (
             groups.number,
-            self.habit.num_experts // groups.number,
+            self.spec.num_experts // groups.number,
         ):
             # what a group is worth is judged by shifted scores too, as in the families that have a
             # bias
             return func(
                 values + self.shift.to(values.device).view(groups.number, -1),
                 *args[1:],
-                **_without_input(kwargs),
+                **_drop_input(kwargs),
             )
         return func(*args, **kwargs)
 
     def _choose(self, values: Tensor) -> Any:
         ranked = values.detach()
         shifted = ranked.float() + self.shift.to(values.device)
-        if self.habit.fill == 0.0:  # a 0 is a group that may not be chosen, whatever its shift
+        if self.spec.fill == 0.0:  # a 0 is a group that may not be chosen, whatever its shift
             shifted = shifted.masked_fill(ranked == 0, -torch.inf)
-        indices = shifted.topk(self.habit.top_k, dim=-1).indices
+        indices = shifted.topk(self.spec.top_k, dim=-1).indices
         self.chosen(indices, values, shifted)
         return torch.return_types.topk((values.gather(-1, indices), indices))
 
 
-def _without_input(kwargs: dict[str, Any]) -> dict[str, Any]:
+def _drop_input(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in kwargs.items() if name != "input"}

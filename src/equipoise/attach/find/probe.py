@@ -28,9 +28,9 @@ from torch.overrides import TorchFunctionMode
 from equipoise.routing import Groups, score_function
 
 TOPK = (torch.topk, torch.Tensor.topk)
-_TOKENS = 64
-_CLOSE = 1e-5
-_SCORES: dict[str, Callable[[Tensor], Tensor]] = {
+_PROBE_TOKENS = 64
+_TOLERANCE = 1e-5
+_PROBED_SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": score_function("sigmoid"),
     "softmax": score_function("softmax"),
     "sqrt_softplus": score_function("sqrt_softplus"),
@@ -43,7 +43,7 @@ class NotByTopKError(ValueError):
 
 
 @dataclass(frozen=True)
-class Habit:
+class RoutingSpec:
     """How a router chooses."""
 
     num_experts: int
@@ -72,19 +72,19 @@ class Habit:
     """whether the block passes the bias to the gate as an argument"""
 
 
-def score_of(name: str) -> Callable[[Tensor], Tensor]:
+def score_by_name(name: str) -> Callable[[Tensor], Tensor]:
     """A score function that a probe recognised; "identity" ranks what the gate returns as it is."""
-    return _SCORES[name]
+    return _PROBED_SCORES[name]
 
 
-def probe(block: nn.Module, gate_name: str) -> Habit:
+def probe_router(block: nn.Module, gate_name: str) -> RoutingSpec:
     """Watch the router `gate_name` of `block` choose. Raises NotByTopKError where it does so in
     another way.
     """
-    return _Experiment(block, gate_name).conclude()
+    return _Probe(block, gate_name).conclude()
 
 
-class _Watch(TorchFunctionMode):
+class _TopKLog(TorchFunctionMode):
     """Keeps (input, k, indices) of every top-K."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class _Watch(TorchFunctionMode):
 
 
 @dataclass
-class _Outcome:
+class _ProbeRun:
     seen: list[tuple[Tensor, int, Tensor]]
     gate_output: tuple[Any, ...]
     alone: bool
@@ -110,7 +110,7 @@ class _Outcome:
     in_gate: bool
 
 
-class _Stage(nn.Module):
+class _RouterPath(nn.Module):
     """The way of a token from hidden state to experts, without the experts."""
 
     def __init__(self, block: nn.Module, gate_name: str) -> None:
@@ -118,10 +118,10 @@ class _Stage(nn.Module):
         self.block = block
         self.gate_name = gate_name
 
-    def forward(self, hidden: Tensor, bias_name: str | None) -> _Outcome:
+    def forward(self, hidden: Tensor, bias_name: str | None) -> _ProbeRun:
         gate = getattr(self.block, self.gate_name)
         passed = () if bias_name is None else (getattr(self.block, bias_name),)
-        with _Watch() as watch:
+        with _TopKLog() as watch:
             output = gate.forward(hidden, *passed)  # past the hooks that others may have put on it
             alone = isinstance(output, Tensor)
             outputs = (output,) if alone else tuple(output)
@@ -130,26 +130,26 @@ class _Stage(nn.Module):
             choice = (
                 outputs
                 if in_gate or route is None
-                else tuple(route(*_wanted(route, hidden, outputs[0])))
+                else tuple(route(*_route_arguments(route, hidden, outputs[0])))
             )
-        return _Outcome(watch.seen, outputs, alone, choice, in_gate)
+        return _ProbeRun(watch.seen, outputs, alone, choice, in_gate)
 
 
-class _Experiment:
+class _Probe:
     def __init__(self, block: nn.Module, gate_name: str) -> None:
-        self.stage = _Stage(block, gate_name)
+        self.stage = _RouterPath(block, gate_name)
         self.gate_name = gate_name
-        self.dice = torch.Generator().manual_seed(0)
+        self.rng = torch.Generator().manual_seed(0)
         self.tensors = self._random_tensors(block, getattr(block, gate_name))
         width = _hidden_size(getattr(block, gate_name))
-        self.hidden = torch.randn(_TOKENS, width, generator=self.dice)
+        self.hidden = torch.randn(_PROBE_TOKENS, width, generator=self.rng)
         self.passed: str | None = None
 
-    def conclude(self) -> Habit:
+    def conclude(self) -> RoutingSpec:
         first = self._first_run()
         ranked, top_k, indices = self._last_topk(first)
         num_experts = ranked.shape[-1]
-        kept = _unmasked(ranked)
+        kept = _is_score(ranked)
         bias = self._find_bias(first, ranked, kept)
         self._check_choice(first, indices)
         if bias is not None:
@@ -158,7 +158,7 @@ class _Experiment:
         groups, worth = _find_groups(first.seen, num_experts)
         fill = None if kept.all() else float(ranked[~kept][0])
         name = None if bias is None else bias.removeprefix("block.")
-        return Habit(
+        return RoutingSpec(
             num_experts,
             top_k,
             groups,
@@ -182,9 +182,9 @@ class _Experiment:
         if not value.is_floating_point():
             return torch.zeros(value.shape, dtype=value.dtype)
         spread = 0.1 if value.dim() < 2 or value.shape[0] == 1 else 2 * value.shape[-1] ** -0.5
-        return spread * torch.randn(value.shape, generator=self.dice)
+        return spread * torch.randn(value.shape, generator=self.rng)
 
-    def _run(self, hidden: Tensor, tensors: dict[str, Tensor]) -> _Outcome:
+    def _run(self, hidden: Tensor, tensors: dict[str, Tensor]) -> _ProbeRun:
         was_training = [module for module in self.stage.modules() if module.training]
         try:
             for module in was_training:
@@ -195,7 +195,7 @@ class _Experiment:
             for module in was_training:
                 module.training = True
 
-    def _first_run(self) -> _Outcome:
+    def _first_run(self) -> _ProbeRun:
         """Some gates want (T, D), some (B, S, D); some are given the bias by their block."""
         vectors = [name.removeprefix("block.") for name in self.tensors if name.count(".") == 1]
         refusals = []
@@ -211,13 +211,13 @@ class _Experiment:
                 return outcome
         raise NotByTopKError(f"it could not be called with hidden states alone ({refusals[0]})")
 
-    def _last_topk(self, outcome: _Outcome) -> tuple[Tensor, int, Tensor]:
+    def _last_topk(self, outcome: _ProbeRun) -> tuple[Tensor, int, Tensor]:
         if not outcome.seen:
             raise NotByTopKError("it chooses without torch.topk")
         ranked, top_k, indices = outcome.seen[-1]
         return ranked.flatten(0, -2).float(), top_k, indices.flatten(0, -2)
 
-    def _find_bias(self, first: _Outcome, ranked: Tensor, kept: Tensor) -> str | None:
+    def _find_bias(self, first: _ProbeRun, ranked: Tensor, kept: Tensor) -> str | None:
         """Move every vector of E numbers in turn: `ranked` follows the bias number by number, and
         no gate follows it.
 
@@ -237,19 +237,19 @@ class _Experiment:
             )
         return found[0] if found else None
 
-    def _follows(self, name: str, first: _Outcome, ranked: Tensor, kept: Tensor) -> bool:
-        nudge = 0.01 * torch.randn(self.tensors[name].shape, generator=self.dice)
+    def _follows(self, name: str, first: _ProbeRun, ranked: Tensor, kept: Tensor) -> bool:
+        nudge = 0.01 * torch.randn(self.tensors[name].shape, generator=self.rng)
         second = self._run(self.hidden, {**self.tensors, name: self.tensors[name] + nudge})
         moved, _, indices = self._last_topk(second)
-        both = kept & _unmasked(moved)
-        if ((moved - ranked - nudge.flatten()).abs()[both] > _CLOSE).any():
+        both = kept & _is_score(moved)
+        if ((moved - ranked - nudge.flatten()).abs()[both] > _TOLERANCE).any():
             return False
         same = (indices == self._last_topk(first)[2]).all(1)
         outputs = zip((*first.gate_output, *first.choice), (*second.gate_output, *second.choice))
-        return all(_alike(before, after, same) for before, after in outputs)
+        return all(_same_rows(before, after, same) for before, after in outputs)
 
     def _find_score(
-        self, outcome: _Outcome, ranked: Tensor, kept: Tensor, bias: str | None
+        self, outcome: _ProbeRun, ranked: Tensor, kept: Tensor, bias: str | None
     ) -> tuple[str | None, int | None]:
         scores = ranked if bias is None else ranked - self.tensors[bias].flatten()
         for place, output in enumerate(outcome.gate_output):
@@ -259,8 +259,10 @@ class _Experiment:
                 or output.numel() != ranked.numel()
             ):
                 continue
-            for name, function in _SCORES.items():
-                if ((function(output.reshape(ranked.shape)) - scores).abs()[kept] < _CLOSE).all():
+            for name, function in _PROBED_SCORES.items():
+                if (
+                    (function(output.reshape(ranked.shape)) - scores).abs()[kept] < _TOLERANCE
+                ).all():
                     return name, (-1 if outcome.alone else place)
         return None, None
 
@@ -271,7 +273,7 @@ class _Experiment:
         outcome = self._run(self.hidden, {**self.tensors, bias: raised})
         self._check_choice(outcome, self._last_topk(outcome)[2])
 
-    def _check_choice(self, outcome: _Outcome, indices: Tensor) -> None:
+    def _check_choice(self, outcome: _ProbeRun, indices: Tensor) -> None:
         """What is handed to the experts must be what the top-K chose: zaya rewrites it, and would
         be counted wrongly.
         """
@@ -282,7 +284,9 @@ class _Experiment:
                 return
 
 
-def _wanted(route: Callable[..., Any], hidden: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
+def _route_arguments(
+    route: Callable[..., Any], hidden: Tensor, logits: Tensor
+) -> tuple[Tensor, ...]:
     """A block's method takes the logits, or the hidden states and the logits."""
     return (logits,) if len(inspect.signature(route).parameters) == 1 else (hidden, logits)
 
@@ -291,7 +295,7 @@ def _named_tensors(module: nn.Module, recurse: bool) -> list[tuple[str, Tensor]]
     return [*module.named_parameters(recurse=recurse), *module.named_buffers(recurse=recurse)]
 
 
-def _alike(before: object, after: object, rows: Tensor) -> bool:
+def _same_rows(before: object, after: object, rows: Tensor) -> bool:
     """Whether a gate's output stayed the same for the tokens that kept their experts."""
     if (
         not isinstance(before, Tensor)
@@ -314,7 +318,7 @@ def _hidden_size(gate: nn.Module) -> int:
     raise NotByTopKError("it holds no matrix that could turn hidden states into logits")
 
 
-def _unmasked(ranked: Tensor) -> Tensor:
+def _is_score(ranked: Tensor) -> Tensor:
     """Where a score stands, and not the -inf or 0 of a group that was not chosen."""
     return torch.isfinite(ranked) & (ranked != 0)
 

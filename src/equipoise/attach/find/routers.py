@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from equipoise.attach.find.bias import Bias
-from equipoise.attach.find.probe import Habit, NotByTopKError, probe
+from equipoise.attach.find.probe import NotByTopKError, RoutingSpec, probe_router
 
 BIAS_NAMES = ("e_score_correction_bias", "expert_bias")
 """what transformers calls it: where a block has one and the probe does not see it act, something is
@@ -36,7 +36,7 @@ _WRAPPERS = re.compile(
 
 
 @dataclass(frozen=True, eq=False)
-class Router:
+class FoundRouter:
     """One place where tokens choose experts."""
 
     name: str
@@ -48,7 +48,7 @@ class Router:
     experts: nn.Module
     layer: nn.Module
     """the decoder layer it belongs to"""
-    habit: Habit
+    spec: RoutingSpec
     bias: Bias | None
 
 
@@ -59,12 +59,12 @@ class LeftAlone(NamedTuple):
     reason: str
 
 
-class Found(NamedTuple):
-    routers: list[Router]
+class FoundRouters(NamedTuple):
+    routers: list[FoundRouter]
     left_alone: list[LeftAlone]
 
 
-def find_routers(model: nn.Module, skip: Sequence[str] = ()) -> Found:
+def find_routers(model: nn.Module, skip: Sequence[str] = ()) -> FoundRouters:
     """All routers of a model, in its own order.
 
     Args:
@@ -73,7 +73,7 @@ def find_routers(model: nn.Module, skip: Sequence[str] = ()) -> Found:
     """
     if isinstance(skip, str):
         skip = [skip]
-    found, unused = Found([], []), set(skip)
+    found, unused = FoundRouters([], []), set(skip)
     for path, block in model.named_modules():
         if not isinstance(getattr(block, "experts", None), nn.Module):
             continue
@@ -83,15 +83,15 @@ def find_routers(model: nn.Module, skip: Sequence[str] = ()) -> Found:
         if matching:
             found.left_alone.append(LeftAlone(name, "skipped on request"))
             continue
-        gate_name = _gate_of(name, block)
+        gate_name = _find_gate(name, block)
         if gate_name is None:
             found.left_alone.append(
                 LeftAlone(name, "nothing beside its experts chooses among them")
             )
-        elif _is_hash(getattr(block, gate_name)):
+        elif _is_hash_router(getattr(block, gate_name)):
             found.left_alone.append(LeftAlone(name, "hash router: experts are looked up by token"))
         else:
-            found.routers.append(_router(model, path, block, gate_name))
+            found.routers.append(_describe_router(model, path, block, gate_name))
     if unused:
         names = [router.name for router in found.routers] + [each.name for each in found.left_alone]
         raise ValueError(
@@ -111,7 +111,7 @@ def plain_name(path: str) -> str:
     return _WRAPPERS.sub("", path)
 
 
-def _gate_of(name: str, block: nn.Module) -> str | None:
+def _find_gate(name: str, block: nn.Module) -> str | None:
     named = [
         child_name
         for child_name, child in block.named_children()
@@ -134,27 +134,27 @@ def _looks_like_a_gate(name: str, child: nn.Module) -> bool:
     return ("gate" in words or "router" in words) and "shared" not in name and "norm" not in name
 
 
-def _is_hash(gate: nn.Module) -> bool:
+def _is_hash_router(gate: nn.Module) -> bool:
     return "input_ids" in inspect.signature(gate.forward).parameters
 
 
-def _router(model: nn.Module, path: str, block: nn.Module, gate_name: str) -> Router:
+def _describe_router(model: nn.Module, path: str, block: nn.Module, gate_name: str) -> FoundRouter:
     name = plain_name(path)
     try:
-        habit = probe(block, gate_name)
+        spec = probe_router(block, gate_name)
     except NotByTopKError as error:
         raise ValueError(
             f"{name}.{gate_name} ({type(getattr(block, gate_name)).__name__}) cannot be "
             f"balanced: {error}. Leave it out by "
             f"skip=[{name!r}]"
         ) from None
-    bias = None if habit.bias is None else _bias(block, habit.bias, path)
-    _check_bias(name, block, gate_name, habit)
+    bias = None if spec.bias is None else _locate_bias(block, spec.bias, path)
+    _check_bias(name, block, gate_name, spec)
     gate, experts = block.get_submodule(gate_name), block.get_submodule("experts")
-    return Router(name, block, gate, experts, _layer_of(model, path), habit, bias)
+    return FoundRouter(name, block, gate, experts, _enclosing_layer(model, path), spec, bias)
 
 
-def _bias(block: nn.Module, inside: str, path: str) -> Bias:
+def _locate_bias(block: nn.Module, inside: str, path: str) -> Bias:
     *parents, attribute = inside.split(".")
     owner = block.get_submodule(".".join(parents))
     return Bias(
@@ -164,18 +164,18 @@ def _bias(block: nn.Module, inside: str, path: str) -> Bias:
     )
 
 
-def _check_bias(name: str, block: nn.Module, gate_name: str, habit: Habit) -> None:
+def _check_bias(name: str, block: nn.Module, gate_name: str, spec: RoutingSpec) -> None:
     gate = getattr(block, gate_name)
     own = [*block.named_buffers(recurse=False), *block.named_parameters(recurse=False)]
     inner = [*gate.named_buffers(), *gate.named_parameters()]
     named = sorted({each for each, _ in own + inner if each.split(".")[-1] in BIAS_NAMES})
-    if named and habit.bias is None:
+    if named and spec.bias is None:
         raise ValueError(
             f"{name} holds {', '.join(named)}, but its router's choice does not depend on it"
         )
 
 
-def _layer_of(model: nn.Module, path: str) -> nn.Module:
+def _enclosing_layer(model: nn.Module, path: str) -> nn.Module:
     """The innermost numbered ancestor: `model.layers.3` of `model.layers.3.mlp`."""
     parts = path.split(".")
     numbered = [place for place, part in enumerate(parts) if part.isdigit()]

@@ -1,4 +1,4 @@
-"""Weights: notice that a resumed training has not been given back the experts and gates it was
+"""Fingerprint: notice that a resumed training has not been given back the experts and gates it was
 saved with.
 
 transformers 5 saves experts one by one, as the hub has them, and Trainer's `resume_from_checkpoint`
@@ -17,26 +17,26 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from equipoise.attach.count.balanced_router import Seat
+    from equipoise.attach.count.balanced_router import BalancedRouter
 
 
 @torch.no_grad()
-def fingerprint(seats: list[Seat]) -> str:
+def weight_fingerprint(routers: list[BalancedRouter]) -> str:
     """A sum over each router's gate and experts, in float64, by name. Sharded ones are left out: no
     rank has them whole.
     """
     sums = {}
-    for seat in seats:
-        weights = [*seat.router.gate.parameters(), *seat.router.experts.parameters()]
+    for router in routers:
+        weights = [*router.found.gate.parameters(), *router.found.experts.parameters()]
         if not any(hasattr(weight, "full_tensor") or weight.is_meta for weight in weights):
             summed = [
                 weight.sum(dtype=torch.float64) for weight in weights if weight.element_size() > 1
             ]  # float8 has no sum
-            sums[seat.name] = sum(map(float, summed))
+            sums[router.name] = sum(map(float, summed))
     return json.dumps(sums)
 
 
-def changed(before: str, now: str) -> list[str]:
+def changed_routers(before: str, now: str) -> list[str]:
     """Names of routers whose weights are not those of the fingerprint `before`. The order of
     summation may differ by device.
     """

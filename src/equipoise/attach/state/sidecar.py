@@ -17,30 +17,31 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from equipoise.attach.state.fingerprint import fingerprint
+from equipoise.attach.state.fingerprint import weight_fingerprint
 from equipoise.balancing.shift.settling import belongs_to_settling
 from equipoise.storage.optional import import_optional
 
 if TYPE_CHECKING:
     from equipoise.attach.balance import Balancing
 
-NAME = "equipoise.safetensors"
-_FORMAT = "1"
+SIDECAR_NAME = "equipoise.safetensors"
+SIDECAR_FORMAT = "1"
 
 
-def save(balancing: Balancing, folder: Path) -> Path:
+def save_sidecar(balancing: Balancing, folder: Path) -> Path:
     """Write the state into `folder`, whole or not at all."""
     tensors = {
-        key: value.detach().cpu().clone().contiguous() for key, value in state(balancing).items()
+        key: value.detach().cpu().clone().contiguous()
+        for key, value in balancer_state(balancing).items()
     }
     metadata = {
-        "equipoise": _FORMAT,
+        "equipoise": SIDECAR_FORMAT,
         "steps": str(balancing.steps),
         "dropped": str(balancing.dropped),
     }
-    metadata["weights"] = fingerprint(balancing.seats)
+    metadata["weights"] = weight_fingerprint(balancing.routers)
     folder.mkdir(parents=True, exist_ok=True)
-    path, unfinished = folder / NAME, folder / f".{NAME}.{os.getpid()}"
+    path, unfinished = folder / SIDECAR_NAME, folder / f".{SIDECAR_NAME}.{os.getpid()}"
     try:
         import_optional("safetensors.torch", extra="hf").save_file(
             tensors, unfinished, metadata=metadata
@@ -72,11 +73,11 @@ class SaveBeside:
         return SaveBeside(None, copy.deepcopy(self.own, memo))
 
 
-def load(balancing: Balancing, folder: Path) -> str:
+def load_sidecar(balancing: Balancing, folder: Path) -> str:
     """Take over the state in `folder`, and return the fingerprint of the weights it was saved
     beside.
     """
-    path = folder / NAME if folder.is_dir() else folder
+    path = folder / SIDECAR_NAME if folder.is_dir() else folder
     if not path.is_file():
         raise FileNotFoundError(
             f"{path} is not there: balancing.save(folder) writes it, and Trainer's checkpoints "
@@ -89,52 +90,52 @@ def load(balancing: Balancing, folder: Path) -> str:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
     except safetensors.SafetensorError as error:
         raise ValueError(f"{path} is damaged ({error}): load another checkpoint's") from error
-    if metadata.get("equipoise") != _FORMAT:
+    if metadata.get("equipoise") != SIDECAR_FORMAT:
         raise ValueError(f"{path} was not written by equipoise, or by another version of it")
-    take_over(balancing, tensors, source=str(path))
+    restore_state(balancing, tensors, source=str(path))
     balancing.steps, balancing.dropped = int(metadata["steps"]), int(metadata["dropped"])
     return metadata.get("weights", "{}")
 
 
-def state(balancing: Balancing) -> dict[str, Tensor]:
+def balancer_state(balancing: Balancing) -> dict[str, Tensor]:
     """All balancers' state, by router and name."""
     tensors = {}
-    for seat in balancing.seats:
-        seat.refresh()
-        for name, value in seat.balancer.state_dict().items():
-            tensors[f"{seat.name}/{name}"] = value
-        tensors[f"{seat.name}/mean"] = seat.mean
-        tensors[f"{seat.name}/anneal_left"] = torch.tensor(seat.anneal_left)
+    for router in balancing.routers:
+        router.refresh()
+        for name, value in router.balancer.state_dict().items():
+            tensors[f"{router.name}/{name}"] = value
+        tensors[f"{router.name}/mean"] = router.mean
+        tensors[f"{router.name}/anneal_left"] = torch.tensor(router.anneal_left)
     return tensors
 
 
-def take_over(balancing: Balancing, tensors: dict[str, Tensor], source: str) -> None:
+def restore_state(balancing: Balancing, tensors: dict[str, Tensor], source: str) -> None:
     """Set all balancers' state: whole or not at all."""
     by_router: dict[str, dict[str, Tensor]] = {}
     for key, value in tensors.items():
-        router, _, name = key.rpartition("/")
-        by_router.setdefault(router, {})[name] = value
-    names = {seat.name for seat in balancing.seats}
+        router_name, _, name = key.rpartition("/")
+        by_router.setdefault(router_name, {})[name] = value
+    names = {router.name for router in balancing.routers}
     if names != set(by_router):
         raise ValueError(
             f"{source} is of another model: it lacks {sorted(names - set(by_router))} and has "
             f"{sorted(set(by_router) - names)}"
         )
-    for seat in balancing.seats:
-        _check_alike(seat.name, seat.balancer.state_dict(), by_router[seat.name], source)
-    for seat in balancing.seats:
-        values = by_router[seat.name]
-        seat.mean, seat.anneal_left = (
-            values.pop("mean").to(seat.mean.device),
+    for router in balancing.routers:
+        _check_same_rule(router.name, router.balancer.state_dict(), by_router[router.name], source)
+    for router in balancing.routers:
+        values = by_router[router.name]
+        router.mean, router.anneal_left = (
+            values.pop("mean").to(router.mean.device),
             int(values.pop("anneal_left")),
         )
-        seat.balancer.load_state_dict(values)
-        seat.drop()
-        seat.offer()
+        router.balancer.load_state_dict(values)
+        router.drop()
+        router.apply_shift()
     balancing.loaded = True
 
 
-def _check_alike(
+def _check_same_rule(
     router: str, mine: dict[str, Tensor], theirs: dict[str, Tensor], source: str
 ) -> None:
     mine = {

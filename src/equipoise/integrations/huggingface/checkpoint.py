@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from equipoise.attach.find.routers import BIAS_NAMES
-from equipoise.attach.state.sidecar import NAME as SIDECAR
+from equipoise.attach.state.sidecar import SIDECAR_NAME
 from equipoise.storage.optional import import_optional
 
 _LAYER = re.compile(r"^(.*?\d+)\.")
@@ -56,7 +56,7 @@ class StoredBias:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RoutingConfig:
     """What a config says about routing."""
 
     family: str
@@ -65,14 +65,14 @@ class Plan:
     groups: tuple[int, int] | None
 
 
-def read_plan(folder: Path) -> Plan:
+def read_routing_config(folder: Path) -> RoutingConfig:
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(
             f"{path} is not there: name a folder that save_pretrained wrote, or that came from "
             "the hub"
         )
-    config = _object(path)
+    config = _read_json_object(path)
     family = str(config.get("model_type", "?"))
     inner: dict[str, Any] = {**config, **(config.get("text_config") or {})}
     top_k = next((inner[name] for name in _TOP_K if isinstance(inner.get(name), int)), None)
@@ -84,10 +84,12 @@ def read_plan(folder: Path) -> Plan:
         inner.get("n_group") or inner.get("num_expert_group") or 1,
         inner.get("topk_group") or 1,
     )
-    return Plan(family, top_k, _score(family, inner), (number, keep) if number > keep else None)
+    return RoutingConfig(
+        family, top_k, _score_name(family, inner), (number, keep) if number > keep else None
+    )
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _read_json_object(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
     except ValueError as error:
@@ -97,20 +99,20 @@ def _object(path: Path) -> dict[str, Any]:
     return found
 
 
-def read_biases(folder: Path, plan: Plan) -> Iterator[StoredBias]:
+def read_biases(folder: Path, routing: RoutingConfig) -> Iterator[StoredBias]:
     """Every correction bias of a checkpoint, with its gate's weights."""
     try:
-        yield from _read_biases(folder, plan)
+        yield from _read_biases(folder, routing)
     except import_optional("safetensors", extra="hf").SafetensorError as error:
         raise ValueError(
             f"a .safetensors file of {folder} is damaged ({error}): fetch it again"
         ) from error
 
 
-def _read_biases(folder: Path, plan: Plan) -> Iterator[StoredBias]:
+def _read_biases(folder: Path, routing: RoutingConfig) -> Iterator[StoredBias]:
     safe_open = import_optional("safetensors", extra="hf").safe_open
     homes = weight_files(folder)
-    for key in sorted((key for key in homes if _is_bias(key, plan)), key=_in_order):
+    for key in sorted((key for key in homes if _is_bias(key, routing)), key=_layer_order):
         with safe_open(homes[key], framework="pt") as file:
             bias = file.get_tensor(key).reshape(-1)
         gate_key = _gate_key(key, homes, safe_open, bias.numel())
@@ -125,7 +127,7 @@ def weight_files(folder: Path) -> dict[str, Path]:
     """key -> the file that holds it."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = _object(index).get("weight_map")
+        names = _read_json_object(index).get("weight_map")
         if not isinstance(names, dict):
             raise ValueError(f"{index} is damaged: it has no weight_map. Fetch it again")
         lost = sorted({name for name in names.values() if not (folder / name).is_file()})
@@ -134,7 +136,7 @@ def weight_files(folder: Path) -> dict[str, Path]:
                 f"{index} names files that are not there: {', '.join(lost[:3])}"
             )
         return {key: folder / name for key, name in names.items()}
-    files = sorted(path for path in folder.glob("*.safetensors") if path.name != SIDECAR)
+    files = sorted(path for path in folder.glob("*.safetensors") if path.name != SIDECAR_NAME)
     if not files:
         raise FileNotFoundError(
             f"{folder} holds no .safetensors file. Pickled checkpoints (.bin, .pt) are not "
@@ -153,9 +155,9 @@ def weight_files(folder: Path) -> dict[str, Path]:
     return homes
 
 
-def _is_bias(key: str, plan: Plan) -> bool:
+def _is_bias(key: str, routing: RoutingConfig) -> bool:
     last = key.rsplit(".", 1)[-1]
-    return last in BIAS_NAMES or (plan.family in _BIAS_OF_GATE and key.endswith(".gate.bias"))
+    return last in BIAS_NAMES or (routing.family in _BIAS_OF_GATE and key.endswith(".gate.bias"))
 
 
 def _gate_key(
@@ -174,7 +176,7 @@ def _gate_key(
         and re.search(r"(gate|router|classifier)[^.]*\.weight$", key)
         and not re.search(r"proj|shared|attn|attention", key)
     ]
-    for key in sorted(near, key=lambda key: -_alike(key, bias_key)):
+    for key in sorted(near, key=lambda key: -_common_parts(key, bias_key)):
         with safe_open(homes[key], framework="pt") as file:
             shape = file.get_slice(key).get_shape()
         if len(shape) == 2 and shape[0] >= num_experts:
@@ -182,13 +184,13 @@ def _gate_key(
     return None
 
 
-def _alike(one: str, other: str) -> int:
+def _common_parts(one: str, other: str) -> int:
     """How many parts of two names agree from the left."""
     parts = list(zip(one.split("."), other.split(".")))
     return next((place for place, (left, right) in enumerate(parts) if left != right), len(parts))
 
 
-def _score(family: str, config: dict[str, Any]) -> str:
+def _score_name(family: str, config: dict[str, Any]) -> str:
     named = str(
         config.get("scoring_func") or config.get("moe_router_activation_func") or ""
     ).replace("sqrtsoftplus", "sqrt_softplus")
@@ -197,5 +199,5 @@ def _score(family: str, config: dict[str, Any]) -> str:
     return "identity" if family == "kolibri1" else "softmax" if family in _SOFTMAX else "sigmoid"
 
 
-def _in_order(key: str) -> list[tuple[int, str]]:
+def _layer_order(key: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in key.split(".")]

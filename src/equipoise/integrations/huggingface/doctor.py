@@ -18,14 +18,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.attach.find.probe import score_of
+from equipoise.attach.find.probe import score_by_name
 from equipoise.attach.find.routers import dtype_name
-from equipoise.attach.tables import table
-from equipoise.integrations.huggingface.checkpoint import Plan, StoredBias, read_biases, read_plan
+from equipoise.attach.tables import text_table
+from equipoise.integrations.huggingface.checkpoint import (
+    RoutingConfig,
+    StoredBias,
+    read_biases,
+    read_routing_config,
+)
 from equipoise.routing import route
 from equipoise.trace import Trace
 
-TOKENS = 2048
+SAMPLED_TOKENS = 2048
 
 
 @dataclass(frozen=True)
@@ -98,11 +103,13 @@ class Diagnosis:
         ]
         how = f"{self.family}: top-{self.top_k} by {self.score} + bias"
         how += "" if self.groups is None else f", {self.groups[1]} of {self.groups[0]} groups"
-        return "\n".join([how, "", table(header, rows), "", *(f"- {line}" for line in self.advice)])
+        return "\n".join(
+            [how, "", text_table(header, rows), "", *(f"- {line}" for line in self.advice)]
+        )
 
 
 def examine(
-    folder: str | Path, trace: str | Path | None = None, tokens: int = TOKENS, seed: int = 0
+    folder: str | Path, trace: str | Path | None = None, tokens: int = SAMPLED_TOKENS, seed: int = 0
 ) -> Diagnosis:
     """Examine a folder that save_pretrained wrote.
 
@@ -116,25 +123,34 @@ def examine(
     folder = Path(folder)
     if tokens < 1:
         raise ValueError(f"tokens must be at least 1, not {tokens}")
-    plan = read_plan(folder)
+    config = read_routing_config(folder)
     recorded = None if trace is None else Trace.open(trace)
-    dice = torch.Generator().manual_seed(seed)
-    findings = [_find(stored, plan, recorded, tokens, dice) for stored in read_biases(folder, plan)]
+    rng = torch.Generator().manual_seed(seed)
+    findings = [
+        _examine_bias(stored, config, recorded, tokens, rng)
+        for stored in read_biases(folder, config)
+    ]
     if not findings:
         raise ValueError(
-            f"{folder} ({plan.family}) holds no correction bias. equipoise.balance(model) gives "
+            f"{folder} ({config.family}) holds no correction bias. equipoise.balance(model) gives "
             "such a model a shift of its own"
         )
-    return Diagnosis(plan.family, plan.top_k, plan.score, plan.groups, findings, _advice(findings))
+    return Diagnosis(
+        config.family, config.top_k, config.score, config.groups, findings, _give_advice(findings)
+    )
 
 
-def _find(
-    stored: StoredBias, plan: Plan, trace: Trace | None, tokens: int, dice: torch.Generator
+def _examine_bias(
+    stored: StoredBias,
+    config: RoutingConfig,
+    trace: Trace | None,
+    tokens: int,
+    rng: torch.Generator,
 ) -> Finding:
     bias = stored.bias.float()
-    scores, source = _scores(stored, plan, trace, tokens, dice)
+    scores, source = _sample_scores(stored, config, trace, tokens, rng)
     rounded = bias.bfloat16().float()
-    before = bias if stored.bias.dtype != torch.bfloat16 else _unrounded(bias, dice)
+    before = bias if stored.bias.dtype != torch.bfloat16 else _undo_rounding(bias, rng)
     centred = bias - bias.mean()
     return Finding(
         layer=stored.layer,
@@ -146,26 +162,30 @@ def _find(
         distinct=bias.unique().numel(),
         distinct_bf16=rounded.unique().numel(),
         moved=bool(bias.any()),
-        changed_bf16=_changed(scores, before, rounded, plan),
-        changed_centred=_changed(scores, centred, centred.bfloat16().float(), plan),
+        changed_bf16=_changed_share(scores, before, rounded, config),
+        changed_centred=_changed_share(scores, centred, centred.bfloat16().float(), config),
         scores=source,
     )
 
 
-def _scores(
-    stored: StoredBias, plan: Plan, trace: Trace | None, tokens: int, dice: torch.Generator
+def _sample_scores(
+    stored: StoredBias,
+    config: RoutingConfig,
+    trace: Trace | None,
+    tokens: int,
+    rng: torch.Generator,
 ) -> tuple[Tensor, str]:
     if trace is not None:
-        return _recorded(trace, stored), "trace"
+        return _recorded_scores(trace, stored), "trace"
     if stored.gate is None:
-        logits, source = torch.randn(tokens, stored.bias.numel(), generator=dice), "normal"
+        logits, source = torch.randn(tokens, stored.bias.numel(), generator=rng), "normal"
     else:
         weight = stored.gate.float()
-        logits, source = torch.randn(tokens, weight.shape[1], generator=dice) @ weight.T, "gate"
-    return score_of(plan.score)(logits), source
+        logits, source = torch.randn(tokens, weight.shape[1], generator=rng) @ weight.T, "gate"
+    return score_by_name(config.score)(logits), source
 
 
-def _recorded(trace: Trace, stored: StoredBias) -> Tensor:
+def _recorded_scores(trace: Trace, stored: StoredBias) -> Tensor:
     names = [
         name for name in trace.layers if name == stored.layer or stored.layer.endswith(f".{name}")
     ]
@@ -178,10 +198,10 @@ def _recorded(trace: Trace, stored: StoredBias) -> Tensor:
     return rows
 
 
-def _changed(scores: Tensor, before: Tensor, after: Tensor, plan: Plan) -> float:
+def _changed_share(scores: Tensor, before: Tensor, after: Tensor, config: RoutingConfig) -> float:
     """The share of tokens whose set of experts differs under two biases."""
     chosen = [
-        route(scores, plan.top_k, choose_by=scores + bias, groups=plan.groups, runner_up=False)
+        route(scores, config.top_k, choose_by=scores + bias, groups=config.groups, runner_up=False)
         .experts.sort(1)
         .values
         for bias in (before, after)
@@ -189,15 +209,15 @@ def _changed(scores: Tensor, before: Tensor, after: Tensor, plan: Plan) -> float
     return float((chosen[0] != chosen[1]).any(1).double().mean())
 
 
-def _unrounded(bias: Tensor, dice: torch.Generator) -> Tensor:
+def _undo_rounding(bias: Tensor, rng: torch.Generator) -> Tensor:
     """A float32 bias that would have been rounded to this one: each value anywhere within half a
     bf16 step.
     """
     step = torch.ldexp(torch.ones_like(bias), torch.frexp(bias.abs()).exponent - 8) * (bias != 0)
-    return bias + step * (torch.rand(bias.shape, generator=dice) - 0.5)
+    return bias + step * (torch.rand(bias.shape, generator=rng) - 0.5)
 
 
-def _advice(findings: list[Finding]) -> list[str]:
+def _give_advice(findings: list[Finding]) -> list[str]:
     still = [each for each in findings if not each.moved]
     rounded = [each for each in findings if each.dtype in ("bfloat16", "float16") and each.moved]
     fragile = [

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from equipoise.training.data import texts
 
-PIECE = 1 << 16  # bytes encoded in one call
+PIECE_BYTES = 1 << 16  # bytes encoded in one call
 
 
-def batches(tokenizer: Any, data: str, rows: int, length: int) -> Iterator[Tensor]:
+def read_batches(tokenizer: Any, data: str, rows: int, length: int) -> Iterator[Tensor]:
     """(rows, length) token numbers, one after another: texts follow each other in sequences without
     padding.
 
@@ -28,7 +28,7 @@ def batches(tokenizer: Any, data: str, rows: int, length: int) -> Iterator[Tenso
     """
     held: list[int] = []
     first = True
-    for ids in _encoded(tokenizer, data):
+    for ids in _encode_pieces(tokenizer, data):
         held += ids
         while len(held) >= rows * length:
             yield torch.tensor(held[: rows * length]).view(rows, length)
@@ -41,17 +41,17 @@ def batches(tokenizer: Any, data: str, rows: int, length: int) -> Iterator[Tenso
         )
 
 
-def _encoded(tokenizer: Any, data: str) -> Iterator[list[int]]:
+def _encode_pieces(tokenizer: Any, data: str) -> Iterator[list[int]]:
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    pieces = _pieces(data)
-    for number in _spread(len(pieces)):
+    pieces = _list_pieces(data)
+    for number in _spread_order(len(pieces)):
         yield [
             *tokenizer(pieces[number].read(), add_special_tokens=False, verbose=False)["input_ids"],
             *end,
         ]
 
 
-def _spread(count: int) -> list[int]:
+def _spread_order(count: int) -> list[int]:
     """0 to count - 1 in the order of the fractions of n x golden ratio: those below any bound lie
     at nearly even distances (the three-gap theorem), so every beginning is spread over the whole.
     """
@@ -59,7 +59,7 @@ def _spread(count: int) -> list[int]:
     return sorted(range(count), key=lambda n: n * golden % 1)
 
 
-class _Piece(NamedTuple):
+class _TextPiece(NamedTuple):
     """Whole lines of a file, from one byte to another; or a text itself."""
 
     source: Path | str
@@ -80,21 +80,21 @@ class _Piece(NamedTuple):
             ) from None
 
 
-def _pieces(data: str) -> list[_Piece]:
+def _list_pieces(data: str) -> list[_TextPiece]:
     """Every text of a file or folder, or of a corpus that `equipoise train` knows by name."""
     path = Path(data).expanduser()
     if path.is_dir():
-        return [piece for file in texts._text_files(path) for piece in _of_file(file)]
+        return [piece for file in texts._text_files(path) for piece in _pieces_of_file(file)]
     if path.exists():
-        return _of_file(path)
-    return [_Piece(text) for _, text in texts.find(data).documents()]
+        return _pieces_of_file(path)
+    return [_TextPiece(text) for _, text in texts.find(data).documents()]
 
 
-def _of_file(path: Path) -> list[_Piece]:
+def _pieces_of_file(path: Path) -> list[_TextPiece]:
     """Whole lines, some tens of thousands of bytes at a time. Only their places are kept."""
     found = []
     with path.open("rb") as file:
         start = 0
-        while file.readlines(PIECE):
-            found.append(_Piece(path, start, start := file.tell()))
+        while file.readlines(PIECE_BYTES):
+            found.append(_TextPiece(path, start, start := file.tell()))
     return found

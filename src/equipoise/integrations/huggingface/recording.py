@@ -20,15 +20,15 @@ import torch
 from torch import Tensor
 
 from equipoise.attach.balance import Balancing
-from equipoise.attach.count.balanced_router import Seat
+from equipoise.attach.count.balanced_router import BalancedRouter
 from equipoise.attach.find.routers import find_routers
 from equipoise.integrations.huggingface.checkpoint import weight_files
-from equipoise.integrations.huggingface.reading import batches as batches_of
+from equipoise.integrations.huggingface.reading import read_batches
 from equipoise.storage.optional import import_optional
 from equipoise.trace import Trace, TraceError, TraceWriter
 from equipoise.training.scores import choose_layers
 
-TOKENIZERS = (
+TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
@@ -36,7 +36,7 @@ TOKENIZERS = (
     "vocab.txt",
     "spiece.model",
 )
-LENGTH = 512  # of sequences, where the model takes as many
+DEFAULT_LENGTH = 512  # of sequences, where the model takes as many
 
 
 @torch.no_grad()
@@ -71,18 +71,18 @@ def record_model(
     if batches < 1 or batch_size < 1 or (sequence_length is not None and sequence_length < 2):
         raise ValueError(
             f"cannot record {batches} batches of {batch_size} sequences of "
-            f"{sequence_length or LENGTH} tokens: at least 1, 1, 2"
+            f"{sequence_length or DEFAULT_LENGTH} tokens: at least 1, 1, 2"
         )
     if (out / "trace.json").exists():  # told before a model is loaded
         raise TraceError(f"{out} already holds a trace: take another folder")
-    config, tokenizer = _open(folder)
-    length = _length(config, sequence_length)
-    skip = _not_wanted(config, layers)
-    listener = _Listener(_load(folder, config, device, dtype), skip)
+    config, tokenizer = _open_config(folder)
+    length = _sequence_length(config, sequence_length)
+    skip = _unwanted_routers(config, layers)
+    listener = _ScoreListener(_load_model(folder, config, device, dtype), skip)
     writer: TraceWriter | None = None
     try:
         for number, ids in enumerate(
-            islice(batches_of(tokenizer, data, batch_size, length), batches)
+            islice(read_batches(tokenizer, data, batch_size, length), batches)
         ):
             seen = listener.hear(ids)
             if writer is None:
@@ -98,8 +98,8 @@ def record_model(
                     layers=listener.names,
                     about={**about, **listener.about},
                 )
-            for seat in listener.seats:
-                _append(writer, number, seat, *seen[seat.name])
+            for router in listener.routers:
+                _append_record(writer, number, router, *seen[router.name])
             on_batch()
     finally:
         listener.balancing.detach()
@@ -108,30 +108,30 @@ def record_model(
     return Trace.open(out)
 
 
-class _Listener:
+class _ScoreListener:
     """A model whose routers are heard: which experts every token chose, and by which scores."""
 
     def __init__(self, model: Any, skip: Sequence[str]) -> None:
         self.model = model
         self.balancing = Balancing(model, "none", group=None, skip=skip)
-        self.balancing.scene.records = True
-        self.seats = self.balancing.seats
+        self.balancing.context.records = True
+        self.routers = self.balancing.routers
         self.heard: dict[str, list[tuple[Tensor, Tensor | None]]] = {}
-        for seat in self.seats:
-            seat.observer = self._hear
+        for router in self.routers:
+            router.observer = self._hear
 
     @property
     def names(self) -> list[str]:
-        return [seat.name for seat in self.seats]
+        return [router.name for router in self.routers]
 
     @property
     def top_k(self) -> int:
-        return self.seats[0].balancer.top_k
+        return self.routers[0].balancer.top_k
 
     @property
     def about(self) -> dict[str, Any]:
-        habit = self.seats[0].router.habit
-        return {"gate": habit.score, "groups": None if habit.groups is None else list(habit.groups)}
+        spec = self.routers[0].found.spec
+        return {"gate": spec.score, "groups": None if spec.groups is None else list(spec.groups)}
 
     def hear(self, ids: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """(experts, scores) of every router, of one forward."""
@@ -144,16 +144,16 @@ class _Listener:
             )
         # without the head: nobody needs a logit for every word of the vocabulary
         self.model.base_model(input_ids=ids.to(self.model.device), use_cache=False)
-        for seat in self.seats:
-            seat.drop()
+        for router in self.routers:
+            router.drop()
         if missing := [name for name in self.names if name not in self.heard]:
             raise RuntimeError(
                 f"these routers were not heard: {', '.join(missing)}. Leave them out by --layer"
             )
         return {name: self._joined(name) for name in self.names}
 
-    def _hear(self, seat: Seat, experts: Tensor, scores: Tensor | None) -> None:
-        self.heard.setdefault(seat.name, []).append(
+    def _hear(self, router: BalancedRouter, experts: Tensor, scores: Tensor | None) -> None:
+        self.heard.setdefault(router.name, []).append(
             (experts.cpu(), None if scores is None else scores.float().cpu())
         )
 
@@ -167,13 +167,13 @@ class _Listener:
         return torch.cat(experts), torch.cat(scores)
 
 
-def _open(folder: Path) -> tuple[Any, Any]:
+def _open_config(folder: Path) -> tuple[Any, Any]:
     """The model's config and tokenizer; whatever would fail after minutes of loading is told here."""
     transformers = import_optional("transformers", extra="hf")
     weight_files(folder)
-    if not any((folder / name).is_file() for name in TOKENIZERS):
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ValueError(
-            f"{folder} holds no tokenizer (none of {', '.join(TOKENIZERS)}): copy the model's "
+            f"{folder} holds no tokenizer (none of {', '.join(TOKENIZER_FILES)}): copy the model's "
             "own into it"
         )
     try:
@@ -188,10 +188,10 @@ def _open(folder: Path) -> tuple[Any, Any]:
     return config, tokenizer
 
 
-def _length(config: Any, wanted: int | None) -> int:
+def _sequence_length(config: Any, wanted: int | None) -> int:
     most = getattr(config.get_text_config(), "max_position_embeddings", None)
     if wanted is None:
-        return min(LENGTH, most or LENGTH)
+        return min(DEFAULT_LENGTH, most or DEFAULT_LENGTH)
     if most and wanted > most:
         raise ValueError(
             f"sequences of {wanted} tokens are longer than the model's {most} "
@@ -200,21 +200,21 @@ def _length(config: Any, wanted: int | None) -> int:
     return wanted
 
 
-def _not_wanted(config: Any, layers: Sequence[str]) -> list[str]:
+def _unwanted_routers(config: Any, layers: Sequence[str]) -> list[str]:
     """The routers that are not to be kept. They are found and checked in a model without weights,
     before anything is loaded.
     """
     with torch.device("meta"):
-        empty = _auto(config).from_config(config, trust_remote_code=False)
+        empty = _auto_class(config).from_config(config, trust_remote_code=False)
     found = {router.name: router for router in find_routers(empty).routers}
     kept = choose_layers(list(found), layers)
-    habits = [found[name].habit for name in kept]
-    if len({(habit.top_k, habit.groups, habit.score) for habit in habits}) > 1:
+    specs = [found[name].spec for name in kept]
+    if len({(spec.top_k, spec.groups, spec.score) for spec in specs}) > 1:
         raise ValueError(
             f"a trace is of routers that choose alike, and these do not: {', '.join(kept)}. "
             "Choose by --layer"
         )
-    if habits[0].groups and (found[kept[0]].bias is None or habits[0].group_worth != "top2"):
+    if specs[0].groups and (found[kept[0]].bias is None or specs[0].group_worth != "top2"):
         raise ValueError(
             f"{kept[0]} chooses its groups in a way that the arena cannot replay: its scores are "
             "not kept"
@@ -222,12 +222,12 @@ def _not_wanted(config: Any, layers: Sequence[str]) -> list[str]:
     return [name for name in found if name not in kept]
 
 
-def _load(folder: Path, config: Any, device: str, dtype: str) -> Any:
+def _load_model(folder: Path, config: Any, device: str, dtype: str) -> Any:
     spread = {} if device == "cpu" else {"device_map": device}
     safe = {"use_safetensors": True, "trust_remote_code": False, "local_files_only": True}
     try:
         return (
-            _auto(config)
+            _auto_class(config)
             .from_pretrained(folder, config=config, dtype=dtype, **safe, **spread)
             .eval()
         )
@@ -237,18 +237,20 @@ def _load(folder: Path, config: Any, device: str, dtype: str) -> Any:
         ) from error
 
 
-def _auto(config: Any) -> Any:
+def _auto_class(config: Any) -> Any:
     transformers = import_optional("transformers", extra="hf")
     known = type(config) in transformers.AutoModelForCausalLM._model_mapping
     return transformers.AutoModelForCausalLM if known else transformers.AutoModel
 
 
-def _append(writer: TraceWriter, step: int, seat: Seat, experts: Tensor, scores: Tensor) -> None:
-    shift = seat.offered.cpu().numpy()
+def _append_record(
+    writer: TraceWriter, step: int, router: BalancedRouter, experts: Tensor, scores: Tensor
+) -> None:
+    shift = router.applied_shift.cpu().numpy()
     loads = torch.bincount(experts.flatten(), minlength=scores.shape[1])
     writer.append(
         step,
-        seat.name,
+        router.name,
         shift=shift,
         shift_after=shift,
         loads=loads.numpy(),
