@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from equipoise._moved import keep_old_names
+
 __version__ = "0.1.0"
 
 # public name -> the module that holds it
@@ -91,6 +93,9 @@ if TYPE_CHECKING:
     from equipoise.theorems import Verdict, verify
     from equipoise.trace import Trace, TraceWriter
     from equipoise.training import preset, train
+
+
+keep_old_names()
 
 
 def __getattr__(name: str) -> Any:

@@ -1,1 +1,5 @@
 """Streams of scores: synthetic, recorded, and the catalogue of their names."""
+
+from equipoise.arena.streams.stream import Batch, DriftingLogits, Stream, sampling_floor
+
+__all__ = ["Batch", "DriftingLogits", "Stream", "sampling_floor"]
