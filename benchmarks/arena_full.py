@@ -25,10 +25,11 @@ import torch
 from scipy import stats
 
 import equipoise
-from equipoise.arena.cells import Cell, Reference, Result, run
+from equipoise.arena.cells import Cell, Reference, run
 from equipoise.arena.contest import plan
 from equipoise.arena.floor import floor
 from equipoise.arena.streams.stream import Stream, catalogue
+from equipoise.results.arena import CellResult
 from equipoise.trace import Trace
 
 Rates = dict[str, tuple[float, ...]]
@@ -48,7 +49,7 @@ RECORDED = "tiny"
 LEVEL = 0.02  # "level": the interval of the relative difference reaches this
 
 
-def measure(cells: list[Cell], level: float) -> list[Result]:
+def measure(cells: list[Cell], level: float) -> list[CellResult]:
     """Without the exact optimum, which this question does not need."""
     return list(run(cells, Reference(level, {str(cells[0].stream.steps - 1): math.nan})))
 

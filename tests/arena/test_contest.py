@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import equipoise
-from equipoise.arena.cells import KEYS, Cell, refer, run
+from equipoise.arena.cells import Cell, refer, run
 from equipoise.arena.contest import contest, plan
 from equipoise.arena.streams import catalogue
+from equipoise.results.arena import SUMMARY_KEYS
 
 SMALL = dataclasses.replace(
     catalogue.SYNTHETIC["drift"], num_tokens=512, num_experts=16, top_k=2, steps=18, name="small"
@@ -58,7 +59,7 @@ def test_figures_follow_from_the_series(results):
     assert cell.steady_imbalance == pytest.approx(np.mean(cell.imbalance[-6:]))
     near = next((n for n, value in enumerate(cell.imbalance) if value <= 2 * cell.floor), None)
     assert cell.steps_to_floor == near
-    assert list(cell.row()) == list(KEYS)
+    assert list(cell.summary_row()) == list(SUMMARY_KEYS)
 
 
 def test_the_lag_one_limit_is_the_batch_before(results):
@@ -129,7 +130,7 @@ def test_all_experts_for_all_tokens():
     stream = dataclasses.replace(SMALL, num_experts=4, top_k=4)
     for result in contest(plan([stream], ["none", "quantile", "curvature"]), workers=1):
         assert (result.steady_imbalance, result.over_floor, result.steps_to_floor) == (0, None, 0)
-        assert json.loads(json.dumps(result.row(), allow_nan=False))["over_floor"] is None
+        assert json.loads(json.dumps(result.summary_row(), allow_nan=False))["over_floor"] is None
 
 
 def test_what_is_named_twice_is_run_once():
@@ -140,7 +141,7 @@ def test_processes_give_the_same(results, tmp_path):
     names = ["quantile", "curvature"]
     torch.set_num_threads(1)
     for each in contest(plan([SMALL], names, devices=4), out=tmp_path, workers=2):
-        assert each.row() == results[each.balancer, each.rate].row()
+        assert each.summary_row() == results[each.balancer, each.rate].summary_row()
 
 
 def test_mistakes_are_told_before_anything_runs():

@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from equipoise.arena.cells import Result
 from equipoise.arena.command import Request
 from equipoise.arena.tune import advise, run
+from equipoise.results.arena import CellResult
 
 
 def result(name, rate, level, seed, noise=0.01, steps=120):
@@ -15,7 +15,7 @@ def result(name, rate, level, seed, noise=0.01, steps=120):
     figures = dict.fromkeys(
         ("affinity_kept", "switched", "idle_share", "steady_max_violation", "lag_one"), 1.0
     )
-    return Result(
+    return CellResult(
         stream="s", balancer=name, rate=rate, steady_imbalance=level, over_floor=1.0, steps_to_floor=0, floor=0.02,
         imbalance=series.tolist(), max_violation=series.tolist(), **figures,
     )  # fmt: skip

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "src" / "equipoise"
-THEORY = {"storage", "trace", "optimum", "expected", "theorems"}
+THEORY = {"storage", "trace", "results", "report", "optimum", "expected", "theorems"}
 PRACTICE = {"routing", "balancing", "layers", "model", "training", "attach"}
 
 # room -> the rooms it may import
 BELOW = {
     "storage": set(),
     "trace": {"storage"},
+    "results": {"storage", "trace"},
     "optimum": {"storage"},
     "expected": {"storage", "optimum"},
     "theorems": {"storage", "trace", "optimum", "expected"},
@@ -22,8 +23,7 @@ BELOW = {
     "balancing": {"storage", "routing"},
     "layers": {"storage", "balancing", "routing"},
     "model": {"storage", "layers", "balancing", "routing"},
-    "training": {"storage", "trace", "model", "layers", "balancing", "routing"},
-    "results": {"storage", "trace", "training"},
+    "training": {"storage", "trace", "results", "model", "layers", "balancing", "routing"},
     "attach": {"storage", "trace", "balancing", "routing"},
 }
 EVERYTHING_BELOW = set(BELOW)

@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from equipoise.report import report
 from equipoise.report.arena.answer import answer, standings
 from equipoise.report.arena.figures import figures, frontier
 from equipoise.report.arena.page import write_page
-from equipoise.report.arena.read import Cells, read_arena
+from equipoise.results.arena import ArenaResults, CellResult, load_arena
 from tests.report.test_browser import BOXES
 
 SHEETS = ("arena-frontier", "arena-time", "arena-cells")
@@ -42,7 +43,7 @@ def cell(stream, balancer, rate, level, affinity=1.0, floor=0.05, steps=30):
         "over_floor": level / floor if floor else None,
         "steps_to_floor": 3 if level < 2 * floor else None,
     }
-    return {**known, **figures, **reached, "imbalance": series, "max_violation": series}
+    return CellResult(**known, **figures, **reached, imbalance=series, max_violation=series)
 
 
 def two_streams():
@@ -58,14 +59,16 @@ def two_streams():
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    return write_page(Cells("two", two_streams()), tmp_path_factory.mktemp("arena") / "page.html")
+    return write_page(
+        ArenaResults("two", two_streams()), tmp_path_factory.mktemp("arena") / "page.html"
+    )
 
 
 def test_the_answer_follows_the_cells():
-    told = answer(Cells("two", two_streams()))
+    told = answer(ArenaResults("two", two_streams()))
     assert "curvature is the most even, or within 2% of that, on 2." in told
     assert "none furthest from it (18.0 times)" in told
-    alone = answer(Cells("one", [row for row in two_streams() if row["stream"] == "calm"]))
+    alone = answer(ArenaResults("one", [row for row in two_streams() if row.stream == "calm"]))
     assert (
         "On calm, curvature leaves the loads most even (steady imbalance 0.0600, 1.20 times"
         in alone
@@ -76,7 +79,7 @@ def test_the_answer_follows_the_cells():
 
 def test_level_rules_are_both_in_front():
     rows = [cell("s", "a", None, 0.1), cell("s", "b", None, 0.101), cell("s", "c", None, 0.103)]
-    assert {each.balancer: each.level for each in standings(Cells("x", rows))} == {
+    assert {each.balancer: each.level for each in standings(ArenaResults("x", rows))} == {
         "a": 1,
         "b": 1,
         "c": 0,
@@ -86,16 +89,16 @@ def test_level_rules_are_both_in_front():
 def test_unfinished_streams_do_not_rank():
     rows = [*two_streams(), cell("begun", "none", None, 0.9)]
     assert "on 2 streams, each at its best rate, curvature is the most even" in answer(
-        Cells("x", rows, missing=3)
+        ArenaResults("x", rows, missing=3)
     )
-    assert {each.balancer: each.level for each in standings(Cells("x", rows))}["none"] == 0
+    assert {each.balancer: each.level for each in standings(ArenaResults("x", rows))}["none"] == 0
 
 
 def test_no_cell_beats_the_frontier():
     dice = np.random.default_rng(0)
     rows = [cell("s", "x", float(n), *dice.random(2)) for n in range(40)]
     kept = frontier(rows)
-    points = np.array([(row["steady_imbalance"], row["affinity_kept"]) for row in rows])
+    points = np.array([(row.steady_imbalance, row.affinity_kept) for row in rows])
     for row, (level, affinity) in zip(rows, points, strict=True):
         beaten = (points[:, 0] < level) & (points[:, 1] > affinity)
         assert (row in kept) == (not beaten.any())
@@ -103,7 +106,7 @@ def test_no_cell_beats_the_frontier():
 
 def test_a_floor_of_nothing_is_no_obstacle(tmp_path):
     rows = [cell("all", "none", None, 0.0, floor=0.0), cell("all", "quantile", 1.0, 0.0, floor=0.0)]
-    text = write_page(Cells("zero", rows), tmp_path / "page.html").read_text()
+    text = write_page(ArenaResults("zero", rows), tmp_path / "page.html").read_text()
     assert "On all, none leaves the loads most even (steady imbalance 0.0000)" in text
 
 
@@ -112,7 +115,9 @@ def test_the_page_needs_nothing_else(page):
     assert not re.search(r"(src|href)\s*=\s*[\"']?(https?:)?//", text)
     assert (
         text
-        == write_page(Cells("two", two_streams()), page.parent / "again" / "page.html").read_text()
+        == write_page(
+            ArenaResults("two", two_streams()), page.parent / "again" / "page.html"
+        ).read_text()
     )
 
 
@@ -128,11 +133,11 @@ def test_the_data_lie_beside_the_page(page):
 
 def test_text_is_escaped(tmp_path):
     bad = '<img src=x onerror="alert(1)">{{data}}'
-    rows = [{**row, "stream": bad} for row in two_streams()[:2]]
-    text = write_page(Cells(bad, rows), tmp_path / "page.html").read_text()
+    rows = [replace(row, stream=bad) for row in two_streams()[:2]]
+    text = write_page(ArenaResults(bad, rows), tmp_path / "page.html").read_text()
     assert "<img src=x" not in text
     assert "&lt;img src=x onerror=&quot;alert(1)&quot;&gt;{{data}}" in text
-    assert figures(Cells(bad, rows))["streams"][0]["name"].startswith("&lt;img")
+    assert figures(ArenaResults(bad, rows))["streams"][0]["name"].startswith("&lt;img")
 
 
 def test_the_folder_of_an_arena_has_a_page(tmp_path):
@@ -144,7 +149,7 @@ def test_the_folder_of_an_arena_has_a_page(tmp_path):
     assert "1 cells are not finished." in report(tmp_path).read_text()
     next(tmp_path.glob("drift-quantile-*.json")).write_text("{")
     with pytest.raises(ValueError, match="is damaged"):
-        read_arena(tmp_path)
+        load_arena(tmp_path)
 
 
 def test_a_folder_without_finished_cells_is_told(tmp_path):

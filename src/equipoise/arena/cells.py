@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from equipoise.arena.floor import floor
 from equipoise.arena.streams.stream import Batch, Stream
 from equipoise.balancing import Balancer, balancer
 from equipoise.optimum import solve
+from equipoise.results.arena import CellResult
 from equipoise.routing import Routing, idle_share, metrics
 
 FORMAT = 2
@@ -53,9 +54,6 @@ DEFAULT_BALANCERS = (
     "curvature",
 )
 PENALTIES = ("aux", "z_loss")
-KEYS = (
-    "stream", "balancer", "rate", "steady_imbalance", "over_floor", "steps_to_floor", "affinity_kept", "switched", "idle_share",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -120,34 +118,6 @@ class Reference:
     """
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a cell achieved. Steady is the last third of the steps."""
-
-    stream: str
-    balancer: str
-    rate: float | None
-    steady_imbalance: float
-    over_floor: float | None
-    """None where the floor is 0: every token takes every expert"""
-    steps_to_floor: int | None
-    """the first step within twice the floor"""
-    affinity_kept: float
-    """sum of the chosen scores over that of the exact optimum; above 1 where loads are uneven"""
-    switched: float
-    """share of tokens whose experts an update changes"""
-    idle_share: float
-    steady_max_violation: float
-    floor: float
-    lag_one: float | None
-    imbalance: list[float]
-    max_violation: list[float]
-
-    def row(self) -> dict[str, Any]:
-        """What --json prints."""
-        return {name: value for name, value in asdict(self).items() if name in KEYS}
-
-
 def refer(stream: Stream) -> Reference:
     """The floor, and the exact optimum of as many of the last batches as can be solved in seconds."""
     steps = range(max(0, stream.steps - _solved(stream)), stream.steps)
@@ -169,7 +139,7 @@ def refer(stream: Stream) -> Reference:
 
 def run(
     cells: list[Cell], reference: Reference, on_step: Callable[[], None] = lambda: None
-) -> Iterator[Result]:
+) -> Iterator[CellResult]:
     """Cells of one stream, side by side, so that its batches are made once."""
     stream = cells[0].stream
     runs = [_Run(cell, reference) for cell in cells]
@@ -218,11 +188,11 @@ class _Run:
             routing = self._route(batch)
         self.rule.update(self.rule.tally(batch.scores, routing))
 
-    def result(self) -> Result:
+    def result(self) -> CellResult:
         cell, steady = self.cell, slice(-max(1, len(self.imbalance) // 3), None)
         level, floor = float(np.mean(self.imbalance[steady])), self.reference.floor
         near = (step for step, value in enumerate(self.imbalance) if value <= 2 * floor)
-        return Result(
+        return CellResult(
             stream=cell.stream.name,
             balancer=cell.balancer,
             rate=cell.rate,

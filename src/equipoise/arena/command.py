@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from equipoise.arena.cells import DEFAULT_BALANCERS, Cell, Result
+from equipoise.arena.cells import DEFAULT_BALANCERS, Cell
 from equipoise.arena.contest import contest, plan
 from equipoise.arena.streams import catalogue
+from equipoise.results.arena import CellResult
 from equipoise.storage.optional import import_optional
 
 LEGEND = (
@@ -43,7 +44,7 @@ class Request:
     every_rate: bool = False
 
 
-def run(request: Request) -> list[Result]:
+def run(request: Request) -> list[CellResult]:
     """Run the cells, with a bar if somebody looks, then print."""
     if not request.as_json:
         import_optional("rich", extra="report")
@@ -63,13 +64,13 @@ def run(request: Request) -> list[Result]:
     )
     results = watched(cells, request.out, request.workers)
     if request.as_json:
-        print(json.dumps([result.row() for result in results], indent=2))
+        print(json.dumps([result.summary_row() for result in results], indent=2))
     else:
         show(results, request.every_rate)
     return results
 
 
-def watched(cells: Sequence[Cell], out: str | None, workers: int | None) -> list[Result]:
+def watched(cells: Sequence[Cell], out: str | None, workers: int | None) -> list[CellResult]:
     """The contest, with a progress bar on the terminal's error stream."""
     if not sys.stderr.isatty():
         return contest(cells, out=out, workers=workers)
@@ -91,9 +92,9 @@ def watched(cells: Sequence[Cell], out: str | None, workers: int | None) -> list
         )
 
 
-def best_rates(results: Sequence[Result]) -> list[Result]:
+def best_rates(results: Sequence[CellResult]) -> list[CellResult]:
     """Of every rule on every stream, the rate with the lowest steady imbalance."""
-    best: dict[tuple[str, str], Result] = {}
+    best: dict[tuple[str, str], CellResult] = {}
     for result in results:
         key = (result.stream, result.balancer)
         if key not in best or result.steady_imbalance < best[key].steady_imbalance:
@@ -101,7 +102,7 @@ def best_rates(results: Sequence[Result]) -> list[Result]:
     return list(best.values())
 
 
-def show(results: Sequence[Result], every_rate: bool = False) -> None:
+def show(results: Sequence[CellResult], every_rate: bool = False) -> None:
     """A table for every stream."""
     from rich.console import Console
 
@@ -119,7 +120,7 @@ def show(results: Sequence[Result], every_rate: bool = False) -> None:
     )
 
 
-def _table(rows: Sequence[Result]) -> Any:
+def _table(rows: Sequence[CellResult]) -> Any:
     from rich import box
     from rich.table import Table
 

@@ -23,12 +23,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from equipoise.arena.cells import FORMAT, RATES, Cell, Reference, Result, refer, run
+from equipoise.arena.cells import FORMAT, RATES, Cell, Reference, refer, run
 from equipoise.arena.streams.stream import Stream
+from equipoise.results.arena import ARENA_MANIFEST, ArenaManifest, CellResult
 from equipoise.storage.atomic import UNFINISHED, write_json
 
-MANIFEST = "arena.json"
-"""names the files of the cells that were asked for last, in order: what a report is of"""
 ABANDONED = 3600.0  # seconds without a change after which an unfinished file is nobody's
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
@@ -67,7 +66,7 @@ def contest(
     out: str | Path | None = None,
     workers: int | None = None,
     on_cell: Callable[[int], None] = lambda cells: None,
-) -> list[Result]:
+) -> list[CellResult]:
     """Run what is not in the folder yet; the results in the order of the cells.
 
     Args:
@@ -79,9 +78,9 @@ def contest(
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
         _clear_old(place)
-        asked = {"cells": [_path(place, cell).name for cell in cells]}
-        if _read(place / MANIFEST) != asked:
-            write_json(place / MANIFEST, asked)
+        asked: ArenaManifest = {"cells": [_path(place, cell).name for cell in cells]}
+        if _read(place / ARENA_MANIFEST) != asked:
+            write_json(place / ARENA_MANIFEST, asked)
         missing = [cell for cell in cells if _read(_path(place, cell)) is None]
         on_cell(len(cells) - len(missing))
         try:
@@ -94,7 +93,7 @@ def contest(
                 else "nothing was kept, for want of --out"
             )
             raise KeyboardInterrupt(f"stopped: {kept}") from None
-        return [Result(**_expect(_path(place, cell))) for cell in cells]
+        return [CellResult(**_expect(_path(place, cell))) for cell in cells]
 
 
 def _run_all(

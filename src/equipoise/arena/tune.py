@@ -14,10 +14,11 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from equipoise.arena.cells import RATES, Result
+from equipoise.arena.cells import RATES
 from equipoise.arena.command import Request, watched
 from equipoise.arena.contest import plan
 from equipoise.arena.streams import catalogue
+from equipoise.results.arena import CellResult
 
 DRAWS = 2000
 FEWEST_STEPS = 24
@@ -99,9 +100,9 @@ def run(request: Request) -> None:
     print(json.dumps(asdict(advice), indent=2) if request.as_json else advice.paragraph())
 
 
-def advise(results: Sequence[Result], seed: int = 0) -> Advice:
+def advise(results: Sequence[CellResult], seed: int = 0) -> Advice:
     """The best rule at its best rate, against the best of the others. Results are of one stream."""
-    chosen: dict[str, Result] = {}
+    chosen: dict[str, CellResult] = {}
     for result in sorted(results, key=lambda each: float(np.mean(_halves(each)[0]))):
         chosen.setdefault(result.balancer, result)
     best, other = list(chosen.values())[:2]
@@ -132,7 +133,7 @@ def advise(results: Sequence[Result], seed: int = 0) -> Advice:
     )
 
 
-def _halves(result: Result) -> list[np.ndarray]:
+def _halves(result: CellResult) -> list[np.ndarray]:
     """The steady steps, cut in the middle."""
     steady = np.asarray(result.imbalance[-max(2, len(result.imbalance) // 3) :])
     return [steady[: len(steady) // 2], steady[len(steady) // 2 :]]

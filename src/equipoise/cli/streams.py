@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import importlib.util
 import json
 import sys
@@ -179,12 +178,10 @@ def _arena(options: argparse.Namespace) -> None:
     results = command.run(_contest(options, **more))
     if options.page:
         from equipoise.report.arena.page import write_page
-        from equipoise.report.arena.read import Cells
+        from equipoise.results.arena import ArenaResults
 
         title = ", ".join(options.streams) or "the default streams"
-        path = write_page(
-            Cells(title, [dataclasses.asdict(result) for result in results]), Path(options.page)
-        )
+        path = write_page(ArenaResults(title, results), Path(options.page))
         print(f"the page: {path}", file=sys.stderr if options.json else sys.stdout)
 
 

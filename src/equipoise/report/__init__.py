@@ -6,12 +6,12 @@ import shutil
 from pathlib import Path
 
 from equipoise.report.arena.page import report_arena
-from equipoise.report.arena.read import is_arena
 from equipoise.report.comparison import page
 from equipoise.report.comparison.read import read_results
 from equipoise.report.pictures import pictures
 from equipoise.report.sweep.page import report_sweep
 from equipoise.report.sweep.read import is_sweep
+from equipoise.results.arena import is_arena
 from equipoise.results.comparison.written import markdown
 
 __all__ = ["as_markdown", "draw", "report"]

@@ -13,12 +13,13 @@ block bootstrap) gives
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.results.run import StepMetrics
 from equipoise.routing import Routing, idle_share, metrics
 
 DEVICES = 8
@@ -110,7 +111,7 @@ def idle_together(shares: Iterable[float | None]) -> float | None:
     return 1 - len(lasts) / sum(lasts) if lasts else None
 
 
-def over_training(steps: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+def over_training(steps: Sequence[StepMetrics]) -> dict[str, float | None]:
     """Imbalance and idle share of a training's batches, from its rows: in all, in the first fifth,
     in the last quarter.
     """

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from equipoise.model import count_parameters
+from equipoise.results.run import read_metrics
 from equipoise.storage.atomic import remove_unfinished, write_json, write_text
 from equipoise.training import observers
 from equipoise.training.checkpoint import Checkpoints, refuse_other_config
@@ -201,7 +202,7 @@ class Run:
         }
 
     def _result(self) -> dict[str, Any]:
-        rows = list(observers.read_metrics(self.folder / "metrics.jsonl"))
+        rows = list(read_metrics(self.folder / "metrics.jsonl"))
         steps = [row for row in rows if row["kind"] == "train"]
         last = next(row for row in reversed(rows) if row["kind"] == "validation")
         tail = steps[-max(1, len(steps) // 10) :]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import torch
 
 from equipoise.balancing import Dual
 from equipoise.balancing.shift.directions import LoadGap
+from equipoise.results.run import read_metrics
 from equipoise.storage.atomic import write_json, write_text
 from equipoise.trace import TraceWriter
 from equipoise.training.config import Config
@@ -99,17 +99,6 @@ def summary(imbalance: list[float], max_violation: list[float]) -> dict[str, Any
         "max_violation": sum(max_violation) / layers,
         "layers": {"imbalance": imbalance, "max_violation": max_violation},
     }
-
-
-def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of metrics.jsonl; a last line that was cut off by a crash is left out."""
-    if not path.exists():
-        return
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
-            return
 
 
 class TraceRecorder(Observer):

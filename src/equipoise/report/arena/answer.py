@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from equipoise.report.arena.read import Cells, Row
+from equipoise.results.arena import ArenaResults, CellResult
 
 LEVEL = 0.02
 """two imbalances are level when they differ by less than this share of the smaller one"""
@@ -22,19 +22,19 @@ class Standing(NamedTuple):
     """geometric mean; None where a floor is 0"""
 
 
-def answer(cells: Cells) -> str:
+def answer(cells: ArenaResults) -> str:
     """Who leaves the loads most even, how far ahead of the next, and what that is worth."""
     told = _one_stream(cells) if len(cells.streams) == 1 else _many_streams(cells)
     unfinished = f" {cells.missing} cells are not finished." if cells.missing else ""
     return f"{told}{unfinished} In a replay the router does not react; in a training it does."
 
 
-def is_level(row: Row, rows: list[Row]) -> bool:
+def is_level(row: CellResult, rows: list[CellResult]) -> bool:
     """Whether this cell is the most even of these, or level with it."""
-    return row["steady_imbalance"] <= (1 + LEVEL) * min(each["steady_imbalance"] for each in rows)
+    return row.steady_imbalance <= (1 + LEVEL) * min(each.steady_imbalance for each in rows)
 
 
-def compared(cells: Cells) -> list[str]:
+def compared(cells: ArenaResults) -> list[str]:
     """The streams that every balancer has finished: on others whoever came first would be in front.
     All, where none is.
     """
@@ -44,47 +44,42 @@ def compared(cells: Cells) -> list[str]:
     return whole or cells.streams
 
 
-def standings(cells: Cells) -> list[Standing]:
+def standings(cells: ArenaResults) -> list[Standing]:
     """Every balancer, the one most often in front first."""
     found = []
     for name in cells.balancers:
         every = [cells.best_rates(stream) for stream in compared(cells)]
-        best = [(row, rows) for rows in every for row in rows if row["balancer"] == name]
-        over = [row["over_floor"] for row, _ in best]
-        mean = float(np.exp(np.mean(np.log(np.maximum(over, 1e-9))))) if None not in over else None
+        best = [(row, rows) for rows in every for row in rows if row.balancer == name]
+        over = [row.over_floor for row, _ in best if row.over_floor is not None]
+        known = len(over) == len(best)
+        mean = float(np.exp(np.mean(np.log(np.maximum(over, 1e-9))))) if known else None
         found.append(Standing(name, sum(is_level(row, rows) for row, rows in best), mean))
     return sorted(found, key=lambda each: (-each.level, each.over_floor or 0))
 
 
-def named(row: Row) -> str:
-    return row["balancer"] if row["rate"] is None else f"{row['balancer']} at rate {row['rate']:g}"
+def named(row: CellResult) -> str:
+    return row.balancer if row.rate is None else f"{row.balancer} at rate {row.rate:g}"
 
 
-def _one_stream(cells: Cells) -> str:
-    rows = sorted(cells.best_rates(cells.streams[0]), key=lambda row: row["steady_imbalance"])
+def _one_stream(cells: ArenaResults) -> str:
+    rows = sorted(cells.best_rates(cells.streams[0]), key=lambda row: row.steady_imbalance)
     best = rows[0]
     over = (
-        ""
-        if best["over_floor"] is None
-        else f", {best['over_floor']:.2f} times what chance alone leaves"
+        "" if best.over_floor is None else f", {best.over_floor:.2f} times what chance alone leaves"
     )
     told = (
-        f"On {best['stream']}, {named(best)} leaves the loads most even (steady imbalance "
-        f"{best['steady_imbalance']:.4f}{over}) and keeps {best['affinity_kept']:.2%} of the "
+        f"On {best.stream}, {named(best)} leaves the loads most even (steady imbalance "
+        f"{best.steady_imbalance:.4f}{over}) and keeps {best.affinity_kept:.2%} of the "
         "exact optimum's scores"
     )
     if len(rows) == 1:
         return f"{told}."
-    ahead = (
-        rows[1]["steady_imbalance"] / best["steady_imbalance"] - 1
-        if best["steady_imbalance"]
-        else None
-    )
+    ahead = rows[1].steady_imbalance / best.steady_imbalance - 1 if best.steady_imbalance else None
     more = "" if ahead is None else f", {ahead:+.0%}" if ahead > LEVEL else ", level with it"
-    return f"{told}; next is {named(rows[1])} ({rows[1]['steady_imbalance']:.4f}{more})."
+    return f"{told}; next is {named(rows[1])} ({rows[1].steady_imbalance:.4f}{more})."
 
 
-def _many_streams(cells: Cells) -> str:
+def _many_streams(cells: ArenaResults) -> str:
     ranked = standings(cells)
     first, others = ranked[0], [each for each in ranked[1:4] if each.level]
     told = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from equipoise.report.arena.read import Cells, Row
+from equipoise.results.arena import ArenaResults, CellResult
 from equipoise.results.comparison.written import as_csv
 
 CELLS = (
@@ -18,7 +18,7 @@ CELLS = (
 )  # fmt: skip
 
 
-def figures(cells: Cells) -> dict[str, Any]:
+def figures(cells: ArenaResults) -> dict[str, Any]:
     """Plotly reads a little HTML in its texts, so names are escaped here."""
     return {
         "balancers": [escape(name) for name in cells.balancers],
@@ -26,13 +26,13 @@ def figures(cells: Cells) -> dict[str, Any]:
     }
 
 
-def tables(cells: Cells) -> dict[str, str]:
+def tables(cells: ArenaResults) -> dict[str, str]:
     """Each figure's data as CSV, and the table of all cells."""
-    best = {id(row) for name in cells.streams for row in frontier(cells.of(name))}
+    best = {id(row) for name in cells.streams for row in frontier(cells.of_stream(name))}
     points = [
         (
             *(
-                row[name]
+                getattr(row, name)
                 for name in ("stream", "balancer", "rate", "steady_imbalance", "affinity_kept")
             ),
             int(id(row) in best),
@@ -40,9 +40,9 @@ def tables(cells: Cells) -> dict[str, str]:
         for row in cells.rows
     ]
     series = [
-        (row["stream"], row["balancer"], row["rate"], step, *pair)
+        (row.stream, row.balancer, row.rate, step, *pair)
         for row in cells.rows
-        for step, pair in enumerate(zip(row["imbalance"], row["max_violation"], strict=True))
+        for step, pair in enumerate(zip(row.imbalance, row.max_violation, strict=True))
     ]
     return {
         "arena-frontier": as_csv(
@@ -52,41 +52,42 @@ def tables(cells: Cells) -> dict[str, str]:
         "arena-time": as_csv(
             ("stream", "balancer", "rate", "step", "imbalance", "max_violation"), series
         ),
-        "arena-cells": as_csv(CELLS, ([row[name] for name in CELLS] for row in cells.rows)),
+        "arena-cells": as_csv(
+            CELLS, ([getattr(row, name) for name in CELLS] for row in cells.rows)
+        ),
     }
 
 
-def frontier(rows: list[Row]) -> list[Row]:
+def frontier(rows: list[CellResult]) -> list[CellResult]:
     """The cells that no other beats in both balance and affinity, the most even first."""
-    kept: list[Row] = []
-    for row in sorted(rows, key=lambda row: (row["steady_imbalance"], -row["affinity_kept"])):
-        if not kept or row["affinity_kept"] > kept[-1]["affinity_kept"]:
+    kept: list[CellResult] = []
+    for row in sorted(rows, key=lambda row: (row.steady_imbalance, -row.affinity_kept)):
+        if not kept or row.affinity_kept > kept[-1].affinity_kept:
             kept.append(row)
     return kept
 
 
-def _stream(cells: Cells, name: str) -> dict[str, Any]:
-    rows = cells.of(name)
+def _stream(cells: ArenaResults, name: str) -> dict[str, Any]:
+    rows = cells.of_stream(name)
     best = {id(row) for row in cells.best_rates(name)}
     return {
         "name": escape(name),
-        "floor": _short(rows[0]["floor"]),
-        "lag": None if rows[0]["lag_one"] is None else _short(rows[0]["lag_one"]),
+        "floor": _short(rows[0].floor),
+        "lag": None if rows[0].lag_one is None else _short(rows[0].lag_one),
         "cells": [
             {
-                "balancer": cells.balancers.index(row["balancer"]),
-                "rate": row["rate"],
+                "balancer": cells.balancers.index(row.balancer),
+                "rate": row.rate,
                 "best": id(row) in best,
-                "x": _short(row["steady_imbalance"]),
-                "y": _short(row["affinity_kept"]),
-                "imbalance": [_short(value) for value in row["imbalance"]],
-                "violation": [_short(value) for value in row["max_violation"]],
+                "x": _short(row.steady_imbalance),
+                "y": _short(row.affinity_kept),
+                "imbalance": [_short(value) for value in row.imbalance],
+                "violation": [_short(value) for value in row.max_violation],
             }
             for row in rows
         ],
         "frontier": [
-            [_short(row["steady_imbalance"]), _short(row["affinity_kept"])]
-            for row in frontier(rows)
+            [_short(row.steady_imbalance), _short(row.affinity_kept)] for row in frontier(rows)
         ],
     }
 

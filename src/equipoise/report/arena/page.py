@@ -16,8 +16,8 @@ from typing import Any
 
 from equipoise.report.arena.answer import LEVEL, answer, is_level, standings
 from equipoise.report.arena.figures import figures, tables
-from equipoise.report.arena.read import Cells, Row, read_arena
 from equipoise.report.frame import fill, number, save
+from equipoise.results.arena import ArenaResults, CellResult, load_arena
 
 COLUMNS: Mapping[str, tuple[str, str]] = {
     "rate": ("rate", "{:g}"),
@@ -33,16 +33,16 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
 
 def report_arena(folder: str | Path, out: str | Path | None = None) -> Path:
     """The page of an arena's folder, by default report.html in it."""
-    return write_page(read_arena(Path(folder)), Path(out) if out else Path(folder) / "report.html")
+    return write_page(load_arena(Path(folder)), Path(out) if out else Path(folder) / "report.html")
 
 
-def write_page(cells: Cells, path: Path) -> Path:
+def write_page(cells: ArenaResults, path: Path) -> Path:
     """Write the page, and each figure's data beside it as CSV."""
     sheets = tables(cells)
     return save(path, page(cells, sheets), sheets)
 
 
-def page(cells: Cells, sheets: dict[str, str]) -> str:
+def page(cells: ArenaResults, sheets: dict[str, str]) -> str:
     """The page's text: a pure function of the cells."""
     values = {
         "title": escape(f"equipoise arena: {cells.title}"),
@@ -54,7 +54,7 @@ def page(cells: Cells, sheets: dict[str, str]) -> str:
     return fill("arena", values, figures(cells), sheets)
 
 
-def best_table(cells: Cells) -> str:
+def best_table(cells: ArenaResults) -> str:
     """Streams down, balancers across: how near each comes to the floor at its best rate, and on how
     many it is in front.
     """
@@ -62,7 +62,7 @@ def best_table(cells: Cells) -> str:
     body = []
     for stream in cells.streams:
         rows = cells.best_rates(stream)
-        found = {row["balancer"]: _standing(row, rows) for row in rows}
+        found = {row.balancer: _standing(row, rows) for row in rows}
         body.append(
             [
                 "<tr>",
@@ -86,38 +86,34 @@ def best_table(cells: Cells) -> str:
     )
 
 
-def cells_table(cells: Cells) -> str:
+def cells_table(cells: ArenaResults) -> str:
     """Every cell; headings become buttons that sort, and rows are shown by stream, where there is
     JavaScript.
     """
     names = ("balancer", *COLUMNS, "stream")
     heads = "".join(f"<th>{escape(name)}</th>" for name in names)
     numbers = {name: place for place, name in enumerate(cells.streams)}
-    body = "".join(_cell_row(row, numbers[row["stream"]]) for row in cells.rows)
+    body = "".join(_cell_row(row, numbers[row.stream]) for row in cells.rows)
     return (
         "<div class=wide "
         f"id=arena-cells><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
-def _cell_row(row: Row, stream: int) -> str:
+def _cell_row(row: CellResult, stream: int) -> str:
     values = "".join(
-        f'<td data-value="{"" if row[name] is None else row[name]}">{number(row[name], form)}</td>'
+        f'<td data-value="{"" if getattr(row, name) is None else getattr(row, name)}">{number(getattr(row, name), form)}</td>'
         for name, form in COLUMNS.values()
     )
     return (
         "<tr "
-        f'data-stream="{stream}"><td>{escape(row["balancer"])}</td>{values}<td>{escape(row["stream"])}</td></tr>'
+        f'data-stream="{stream}"><td>{escape(row.balancer)}</td>{values}<td>{escape(row.stream)}</td></tr>'
     )
 
 
-def _standing(row: Row, rows: list[Row]) -> str:
-    shown = (
-        f"{row['steady_imbalance']:.4f}"
-        if row["over_floor"] is None
-        else f"{row['over_floor']:.2f}"
-    )
-    rate = "" if row["rate"] is None else f"<small>{row['rate']:g}</small>"
+def _standing(row: CellResult, rows: list[CellResult]) -> str:
+    shown = f"{row.steady_imbalance:.4f}" if row.over_floor is None else f"{row.over_floor:.2f}"
+    rate = "" if row.rate is None else f"<small>{row.rate:g}</small>"
     kind = "good" if is_level(row, rows) else "plain"
-    told: Any = f"imbalance {row['steady_imbalance']:.4f}, affinity {row['affinity_kept']:.4f}"
+    told: Any = f"imbalance {row.steady_imbalance:.4f}, affinity {row.affinity_kept:.4f}"
     return f'<td class={kind} title="{told}">{shown}{rate}</td>'

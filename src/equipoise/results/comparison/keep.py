@@ -16,12 +16,13 @@ which of both it comes from.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from equipoise.results.comparison import thin
+from equipoise.results.run import read_metrics
 from equipoise.storage.atomic import write_text
-from equipoise.training.observers import read_metrics
 
 FORMAT, VERSION = "equipoise comparison rows", 1
 FILE = "rows.json"
@@ -114,7 +115,7 @@ def _run(folder: Path, with_figures: bool) -> dict[str, Any]:
     return run
 
 
-def _evaluation(row: dict[str, Any]) -> dict[str, Any]:
+def _evaluation(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "step": row["step"],
         **{name: thin.short(row[name]) for name in EVALUATED if name in row},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ def short(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.{DIGITS}g}")
 
 
-def curves(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+def curves(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """The training step by step: means of blocks of steps, so that the mean over a curve is that
     over the training.
     """

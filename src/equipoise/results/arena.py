@@ -1,0 +1,140 @@
+"""arena: what `equipoise arena --out FOLDER` leaves on disk, as typed rows.
+
+    FOLDER/
+        arena.json                     the names of the cells' files that were asked for last, in order
+        STREAM-BALANCER-RATE-*.json    a cell each: one balancer at one rate on one stream (CellResult)
+
+The terminal's table, the page, its CSV and --json are all made from these rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TypedDict
+
+ARENA_MANIFEST = "arena.json"
+
+
+class ArenaManifest(TypedDict):
+    """The content of arena.json."""
+
+    cells: list[str]
+    """names of files in the same folder"""
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """What a cell achieved. Steady is the last third of the steps."""
+
+    stream: str
+    balancer: str
+    rate: float | None
+    """None for balancers that have none"""
+    steady_imbalance: float
+    over_floor: float | None
+    """None where the floor is 0: every token takes every expert"""
+    steps_to_floor: int | None
+    """the first step within twice the floor"""
+    affinity_kept: float
+    """sum of the chosen scores over that of the exact optimum; above 1 where loads are uneven"""
+    switched: float
+    """share of tokens whose experts an update changes"""
+    idle_share: float
+    steady_max_violation: float
+    floor: float
+    """the imbalance that chance alone leaves"""
+    lag_one: float | None
+    """the imbalance under the exact optimum of the batch before; None with groups"""
+    imbalance: list[float]
+    """of every step"""
+    max_violation: list[float]
+    """of every step"""
+
+    def summary_row(self) -> dict[str, object]:
+        """What --json prints: the figures of the table, without those of every step."""
+        return {name: value for name, value in asdict(self).items() if name in SUMMARY_KEYS}
+
+
+SUMMARY_KEYS = (
+    "stream",
+    "balancer",
+    "rate",
+    "steady_imbalance",
+    "over_floor",
+    "steps_to_floor",
+    "affinity_kept",
+    "switched",
+    "idle_share",
+)
+CELL_KEYS = tuple(field.name for field in fields(CellResult))
+
+
+@dataclass(frozen=True)
+class ArenaResults:
+    """A row for every finished cell, in the order they were asked for."""
+
+    title: str
+    rows: Sequence[CellResult]
+    missing: int = 0
+    """cells that were asked for and are not finished"""
+
+    @property
+    def streams(self) -> list[str]:
+        return list(dict.fromkeys(row.stream for row in self.rows))
+
+    @property
+    def balancers(self) -> list[str]:
+        return list(dict.fromkeys(row.balancer for row in self.rows))
+
+    def of_stream(self, stream: str) -> list[CellResult]:
+        return [row for row in self.rows if row.stream == stream]
+
+    def best_rates(self, stream: str) -> list[CellResult]:
+        """Of every balancer on a stream, the cell that was most even in steady state."""
+        best: dict[str, CellResult] = {}
+        for row in sorted(self.of_stream(stream), key=lambda row: row.steady_imbalance):
+            best.setdefault(row.balancer, row)
+        return [best[name] for name in self.balancers if name in best]
+
+
+def is_arena(folder: Path) -> bool:
+    return (folder / ARENA_MANIFEST).exists()
+
+
+def load_arena(folder: Path) -> ArenaResults:
+    """The cells that the folder's last `equipoise arena` or `tune` asked for, as far as they are
+    finished.
+    """
+    names = _load_object(folder / ARENA_MANIFEST).get("cells", [])
+    rows = [load_cell(folder / name) for name in names if (folder / name).exists()]
+    if not rows:
+        raise ValueError(
+            f"{folder} has no finished cell yet: run the same `equipoise arena` again to continue"
+        )
+    return ArenaResults(folder.resolve().name, rows, len(names) - len(rows))
+
+
+def load_cell(path: Path) -> CellResult:
+    """One cell's file; what a later version adds to it is ignored."""
+    found = _load_object(path)
+    if missing := [name for name in CELL_KEYS if name not in found]:
+        raise ValueError(
+            f"{path} is not a cell of this version of the arena: it lacks {', '.join(missing)}. "
+            "Delete it"
+        )
+    return CellResult(**{name: found[name] for name in CELL_KEYS})
+
+
+def _load_object(path: Path) -> dict:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is damaged: {error}. Delete it, and run the same `equipoise arena` again"
+        ) from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is not a file of an arena: it holds no JSON object")
+    return found

@@ -1,0 +1,161 @@
+"""run: what one training leaves on disk, as typed rows.
+
+    FOLDER/
+        metrics.jsonl      a line for every step and every evaluation (StepMetrics, EvaluationMetrics)
+        result.json        the figures of the whole run, written when it has finished (RunResult)
+        measured.json      what `equipoise compare` or `train --measure` measured afterwards (Measured)
+        failure.json       instead of result.json, if the run failed under `compare` or `sweep`
+
+Files of earlier versions have fewer keys: what they do not have is None in tables and a gap in
+figures.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, NotRequired, TypedDict, cast
+
+RESULT_FILE = "result.json"
+MEASURED_FILE = "measured.json"
+METRICS_FILE = "metrics.jsonl"
+FAILURE_FILE = "failure.json"
+
+
+class LayerMetrics(TypedDict):
+    """Each MoE layer's own figures, in the model's order."""
+
+    imbalance: list[float]
+    max_violation: list[float]
+
+
+class StepMetrics(TypedDict):
+    """A step of the training, in its own batch. Imbalances are means over layers."""
+
+    kind: Literal["train"]
+    step: int
+    loss: float
+    penalty: float
+    gradient_norm: float
+    learning_rate: float
+    tokens: int
+    tokens_per_second: float
+    idle_share: NotRequired[float | None]
+    imbalance: float
+    max_violation: float
+    layers: LayerMetrics
+
+
+class EvaluationMetrics(TypedDict):
+    """An evaluation on the validation set after `step`."""
+
+    kind: Literal["validation"]
+    step: int
+    loss: float
+    imbalance: float
+    max_violation: float
+    layers: LayerMetrics
+    imbalance_error: NotRequired[float | None]
+    floor: NotRequired[float | None]
+    sequences: NotRequired[int]
+
+
+class RunResult(TypedDict):
+    """result.json: figures, and what the run was. equipoise.results.columns says what each figure
+    means.
+    """
+
+    validation_loss: float
+    imbalance: float
+    max_violation: float
+    imbalance_error: NotRequired[float | None]
+    floor: NotRequired[float | None]
+    validation_sequences: NotRequired[int | None]
+    training_imbalance: NotRequired[float | None]
+    training_idle: NotRequired[float | None]
+    early_imbalance: NotRequired[float | None]
+    early_idle: NotRequired[float | None]
+    late_imbalance: NotRequired[float | None]
+    late_idle: NotRequired[float | None]
+    train_loss: float
+    train_imbalance: float
+    steps: int
+    tokens: int
+    seconds: float
+    preset: str
+    balancer: str
+    update_rate: float | None
+    balancer_options: dict[str, Any]
+    seed: int
+    corpus: str
+    corpus_digest: str
+    parameters: int
+    ranks: int
+    layers: LayerMetrics
+    versions: dict[str, str]
+
+
+class VerdictRow(TypedDict):
+    """A statement of the paper on this run: equipoise.theorems.Verdict as JSON."""
+
+    name: str
+    applies: bool
+    holds: bool | None
+    margin: float | None
+    worst_step: int | None
+    why: str
+
+
+class Measured(TypedDict, total=False):
+    """measured.json. Format 1 had another `given_up`; settled figures are there on request only."""
+
+    format: int
+    batches: int
+    devices: int
+    given_up: float
+    dual_gap: float
+    batch_imbalance: float
+    idle_share: float | None
+    shift_mean: float
+    shift_diameter: float
+    score_spread_first: float
+    score_spread_last: float
+    settled_loss: float
+    settled_imbalance: float
+    verdicts: list[VerdictRow]
+
+
+def load_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def is_finished(folder: Path) -> bool:
+    return (folder / RESULT_FILE).exists()
+
+
+def load_result(folder: Path) -> RunResult:
+    return cast(RunResult, load_json(folder / RESULT_FILE))
+
+
+def load_measured(folder: Path) -> Measured:
+    """Empty where nothing has been measured."""
+    path = folder / MEASURED_FILE
+    return cast(Measured, load_json(path)) if path.exists() else {}
+
+
+def load_failure(folder: Path) -> str | None:
+    """Why the run failed, if it did."""
+    path = folder / FAILURE_FILE
+    return str(load_json(path)["error"]) if path.exists() else None
+
+
+def read_metrics(path: Path) -> Iterator[StepMetrics | EvaluationMetrics]:
+    """The rows of metrics.jsonl; a last line that was cut off by a crash is left out."""
+    if not path.exists():
+        return
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:
+            return
