@@ -3,6 +3,6 @@
 from equipoise.balancing.balancer import Balancer
 from equipoise.balancing.presets import balancer, balancers
 from equipoise.balancing.shift.dual import Dual
-from equipoise.balancing.shift.settling import settled
+from equipoise.balancing.shift.settled import settled
 
 __all__ = ["Balancer", "Dual", "balancer", "balancers", "settled"]

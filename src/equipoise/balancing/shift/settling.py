@@ -21,8 +21,6 @@ settled shift. Training never routes by the settled one. Figures are in docs/log
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -106,23 +104,3 @@ def belongs_to_settling(name: str) -> bool:
     may be loaded.
     """
     return "settling" in name.split(".")
-
-
-@contextlib.contextmanager
-def settled(model: torch.nn.Module) -> Iterator[None]:
-    """Route by the settled shifts inside the block, to evaluate or to export; the iterates are put
-    back after it.
-
-    Do not train inside.
-    """
-    from equipoise.balancing.shift.dual import Dual
-
-    duals = [module for module in model.modules() if isinstance(module, Dual)]
-    iterates = [dual.shift.clone() for dual in duals]
-    try:
-        for dual in duals:
-            dual.settle()
-        yield
-    finally:
-        for dual, iterate in zip(duals, iterates, strict=True):
-            dual.shift.copy_(iterate)
