@@ -23,7 +23,7 @@ def trained_here(monkeypatch):
 
     def run(planned, *, at_once=1):
         for job in planned:
-            jobs.refuse_another(job)
+            jobs.refuse_other_run(job)
             if not job.finished:
                 made.append(job.name)
                 train(job.config)

@@ -9,7 +9,6 @@ are kept whole, so that loads, floors and exact optima of the batches are all kn
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,12 +18,11 @@ from torch import Tensor
 
 from equipoise.model import DeepSeekMoE
 from equipoise.routing import route
-from equipoise.storage.optional import import_optional
 from equipoise.trace import Trace, TraceWriter
-from equipoise.training.checkpoint import WHOLE
-from equipoise.training.config import Config, read
+from equipoise.training.config import Config
 from equipoise.training.data.batches import Batches
-from equipoise.training.data.corpus import prepare
+from equipoise.training.data.corpus import Corpus, prepare
+from equipoise.training.open_run import open_run
 from equipoise.training.scores import choose_layers, watch_scores
 
 
@@ -55,15 +53,17 @@ def record(
             f"cannot record {batches} batches of {batch_size or 'some'} sequences: both are at "
             "least 1"
         )
-    config = _config(Path(run))
-    net, step = load(Path(run), config)
+    opened = open_run(run, device="cpu")
+    config, net = opened.config, opened.model
     size = config.batch_size if batch_size is None else batch_size
-    texts = Batches(_tokens(config, data), config.model.sequence_length, size, config.seed)
+    texts = Batches(
+        _tokens(opened.corpus, config, data), config.model.sequence_length, size, config.seed
+    )
     batches = min(batches, _whole_batches(texts))
     about = {
         "gate": config.model.score,
         "model": str(run),
-        "step": step,
+        "step": opened.step,
         "data": data or config.data,
     }
     about["sequence_length"] = config.model.sequence_length
@@ -90,39 +90,8 @@ def _whole_batches(texts: Batches) -> int:
     return found
 
 
-def load(run: Path, config: Config) -> tuple[DeepSeekMoE, int]:
-    """The model of a run's newest checkpoint, in evaluation, and its step."""
-    found = sorted((run / "checkpoints").glob("step-" + 8 * "[0-9]"))
-    if not found:
-        raise ValueError(
-            f"{run} has no checkpoint to run: train with --checkpoint-every, or choose another "
-            "folder"
-        )
-    if not (found[-1] / WHOLE).exists():
-        raise ValueError(
-            f"{found[-1]} is in shards of several ranks: go on with it by one process first"
-        )
-    tensors = import_optional("safetensors.torch", extra="train").load_file(found[-1] / WHOLE)
-    net = DeepSeekMoE(config.model, balancer=config.make_balancer)
-    net.load_state_dict(
-        {
-            name[len("model.") :]: value
-            for name, value in tensors.items()
-            if name.startswith("model.")
-        }
-    )
-    return net.eval(), int(json.loads((found[-1] / "state.json").read_text())["step"])
-
-
-def _config(run: Path) -> Config:
-    if not (run / "config.yaml").exists():
-        raise ValueError(f"{run} is not the folder of a training: there is no config.yaml in it")
-    return read(run / "config.yaml")
-
-
-def _tokens(config: Config, data: str | None) -> np.ndarray:
+def _tokens(own: Corpus, config: Config, data: str | None) -> np.ndarray:
     """The training's own texts, or others in its tokens."""
-    own = prepare(config.data, vocab_size=config.model.vocab_size, tokenizer=config.tokenizer)
     if data is None:
         return own.train
     return prepare(

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.experiments.measure import measure
-from equipoise.experiments.processes.job import Job, refuse_another
+from equipoise.experiments.processes.job import Job, refuse_other_run
 from equipoise.experiments.processes.jobs import locked, run
 from equipoise.experiments.schemes import SCHEMES, chosen, configure
 from equipoise.results.comparison import keep
@@ -67,7 +67,7 @@ def compare(
         return []
     with locked(folder):
         for job in jobs:
-            refuse_another(job)  # before the manifest says otherwise
+            refuse_other_run(job)  # before the manifest says otherwise
         every = [*jobs, *earlier(folder, preset, jobs, changes)]
         write_json(folder / "manifest.json", manifest(preset, every, folder))
         first = jobs[0].config
@@ -113,7 +113,7 @@ def earlier(folder: Path, preset: str, jobs: Sequence[Job], changes: dict[str, A
             with contextlib.suppress(
                 ValueError
             ):  # another comparison's: it was dropped before, too
-                refuse_another(job)
+                refuse_other_run(job)
                 found.append(job)
     return found
 

@@ -35,12 +35,9 @@ from equipoise.optimum import evaluate
 from equipoise.storage.atomic import write_json
 from equipoise.theorems import verify
 from equipoise.trace import Trace
-from equipoise.training.checkpoint import Checkpoints
-from equipoise.training.config import Config, read
 from equipoise.training.data.batches import validation_batches
-from equipoise.training.data.corpus import prepare
 from equipoise.training.evaluation import DEVICES, idle_of_devices
-from equipoise.training.ranks import World
+from equipoise.training.open_run import open_run
 from equipoise.training.scores import watch_scores
 from equipoise.training.trainer import Trainer
 
@@ -59,7 +56,7 @@ def measure(folder: Path, *, settled: bool = False) -> dict[str, Any]:
     known = found.get("format") == FORMAT
     if known and (not settled or "settled_loss" in found):
         return found
-    trainer = load(folder, read(folder / "config.yaml"))
+    trainer = open_finished(folder)
     measured = found if known else all_but_settled(folder, trainer)
     if settled:
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
@@ -78,25 +75,15 @@ def all_but_settled(folder: Path, trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def load(folder: Path, config: Config) -> Trainer:
-    """The model of a run's last checkpoint, on this process alone."""
-    corpus = prepare(config.data, vocab_size=config.model.vocab_size, tokenizer=config.tokenizer)
-    kind = (
-        config.device
-        if config.device != "auto"
-        else ("cuda" if torch.cuda.is_available() else "cpu")
-    )
-    world = World(0, 1, torch.device(kind))
-    trainer = Trainer(config, corpus, world)
-    tensors = trainer.tensors()
-    about = Checkpoints(folder / "checkpoints", world, 1).load(
-        tensors, config.to_dict(), corpus.digest
-    )
-    if about is None or about["step"] != config.steps:
+def open_finished(folder: Path) -> Trainer:
+    """The model of a run's last step; a stopped run has none."""
+    run = open_run(folder)
+    if run.step != run.config.steps:
         raise ValueError(
-            f"{folder} has no checkpoint of its last step, {config.steps}: train it again"
+            f"{folder} has no checkpoint of its last step, {run.config.steps}: finish it with "
+            "--resume"
         )
-    return trainer
+    return run.trainer
 
 
 @torch.no_grad()

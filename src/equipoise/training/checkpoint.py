@@ -1,12 +1,12 @@
-"""Checkpoints: all that a training needs to go on as if nothing had happened.
+"""Checkpoints: all that a training needs to continue as if nothing had happened.
 
     checkpoints/step-00000050/
-        state.json            step, seconds, config, corpus, versions; the size of every other file
-        tensors.safetensors   model.*, optimizer.*, rng.*            if one process holds the whole model
-        shard-*.safetensors   the same, every rank its own part      under FSDP (torch.distributed.checkpoint)
+        state.json            step, seconds, config, corpus, versions; sizes of the other files
+        tensors.safetensors   model.*, optimizer.*, rng.*     if one process holds the whole model
+        shard-*.safetensors   the same, a part by each rank   under FSDP
 
-A folder appears under its name when all of it is on the disk (files.py); until then the one before
-it is the newest. Nothing is ever unpickled: tensors are safetensors, the rest is JSON.
+A folder appears under its name when all of it is on the disk (storage/atomic.py); until then the
+one before it is the newest. Nothing is ever unpickled: tensors are safetensors, the rest is JSON.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -25,19 +26,40 @@ from torch import Tensor
 from equipoise.balancing.shift.settling import belongs_to_settling
 from equipoise.storage.atomic import UNFINISHED, publish, remove_unfinished, write_json
 from equipoise.storage.optional import import_optional
-from equipoise.training.config import differences
 from equipoise.training.ranks import World
+from equipoise.training.settings import describe_differences, refuse_other_settings
 
-FORMAT = 2
-"""since 2, rotary positions turn neighbouring numbers of a head: with the weights of format 1 it
-would be another model
+CHECKPOINT_FORMAT = 2
+"""Since 2, rotary positions turn neighbouring numbers of a head: with weights of format 1 it would
+be another model.
 """
-WHOLE = "tensors.safetensors"
-MAY_CHANGE = {"out", "resume", "checkpoint_every", "keep_checkpoints", "lanes", "parallel"}
-"""settings that have no influence on what is computed; the last two round otherwise, as another
-number of threads does
-"""
+WHOLE_FILE = "tensors.safetensors"
 logging.getLogger("torch.distributed.checkpoint").setLevel(logging.ERROR)
+
+
+class TrainingState(TypedDict):
+    """Where a training is, apart from its tensors."""
+
+    step: int
+    """steps made"""
+    seconds: float
+    """spent in them"""
+    sequences: int
+    """read so far"""
+    config: dict[str, Any]
+    """as Config.to_dict gives it"""
+    corpus: str
+    """digest of the tokens"""
+    versions: dict[str, str]
+
+
+class CheckpointState(TrainingState):
+    """state.json."""
+
+    format: int
+    sharded: bool
+    files: dict[str, int]
+    """name -> bytes, of the files with tensors"""
 
 
 class Checkpoints:
@@ -48,20 +70,23 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Of those that are there, in order."""
-        return sorted(
-            int(path.name.removeprefix("step-")) for path in self.folder.glob("step-" + 8 * "[0-9]")
-        )
+        return checkpoint_steps(self.folder)
 
     def clear_unfinished(self) -> None:
         if self.world.first and self.folder.exists():
             remove_unfinished(self.folder)
 
-    def save(self, tensors: dict[str, Tensor], about: dict[str, Any], *, sharded: bool) -> None:
+    def save(self, tensors: dict[str, Tensor], about: TrainingState, *, sharded: bool) -> None:
         """Write one, on all ranks together. If that fails, the ones before are untouched."""
-        path = self._path(about["step"])
+        path = _step_folder(self.folder, about["step"])
         if path.exists():
             return
         unfinished = self.folder / f"{UNFINISHED}{path.name}"
+        errors = (
+            OSError,
+            dcp.CheckpointException,
+            import_optional("safetensors", extra="train").SafetensorError,
+        )
         try:
             if self.world.first:
                 shutil.rmtree(unfinished, ignore_errors=True)
@@ -71,41 +96,36 @@ class Checkpoints:
             self.world.wait()
             if self.world.first:
                 sizes = {file.name: file.stat().st_size for file in sorted(unfinished.iterdir())}
-                write_json(
-                    unfinished / "state.json",
-                    {"format": FORMAT, **about, "sharded": sharded, "files": sizes},
-                )
+                state: CheckpointState = {
+                    "format": CHECKPOINT_FORMAT,
+                    **about,
+                    "sharded": sharded,
+                    "files": sizes,
+                }
+                write_json(unfinished / "state.json", state)
                 publish(unfinished, path)
-        except (
-            OSError,
-            dcp.CheckpointException,
-            import_optional("safetensors", extra="train").SafetensorError,
-        ) as error:
+        except errors as error:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise OSError(
                 f"the checkpoint of step {about['step']} could not be written: {error}. "
-                f"{self._left()}"
+                f"{self._what_is_left()}"
             ) from error
         if self.world.first:
-            self._forget_old()
+            self._delete_old()
         self.world.wait()
 
     def load(
-        self, tensors: dict[str, Tensor], config: dict[str, Any], corpus: str
-    ) -> dict[str, Any] | None:
-        """Copy the newest checkpoint into the tensors and return its state.json; None if there is
-        none.
-        """
-        if not self.steps():
+        self, tensors: dict[str, Tensor], config: Mapping[str, Any], corpus: str
+    ) -> CheckpointState | None:
+        """Copy the newest checkpoint into the tensors. Returns its state, None if there is none."""
+        path = newest_checkpoint(self.folder)
+        if path is None:
             return None
-        path = self._path(self.steps()[-1])
-        about = json.loads((path / "state.json").read_text())
-        _check(path, about, config, corpus)
-        if about["sharded"]:
-            _read_shards(path, tensors)
-        else:
-            _read_whole(path / WHOLE, tensors)
-        return about
+        state = read_state(path)
+        refuse_other_config(path, state["config"], config)
+        refuse_other_corpus(path, state["corpus"], corpus)
+        read_tensors(path, state, tensors)
+        return state
 
     def _write(self, folder: Path, tensors: dict[str, Tensor], sharded: bool) -> None:
         if sharded:
@@ -114,88 +134,117 @@ class Checkpoints:
         elif self.world.first:
             safetensors = import_optional("safetensors.torch", extra="train")
             safetensors.save_file(
-                {name: tensor.contiguous() for name, tensor in tensors.items()}, folder / WHOLE
+                {name: tensor.contiguous() for name, tensor in tensors.items()}, folder / WHOLE_FILE
             )
 
-    def _path(self, step: int) -> Path:
-        return self.folder / f"step-{step:08d}"
-
-    def _left(self) -> str:
+    def _what_is_left(self) -> str:
         steps = self.steps()
         if not steps:
             return "There was none before. Make room, or choose another --out"
         return f"That of step {steps[-1]} is untouched: make room and continue with --resume"
 
-    def _forget_old(self) -> None:
+    def _delete_old(self) -> None:
         for step in self.steps()[: -self.keep]:
             # renamed first: half a folder must not look like a checkpoint
-            left = self._path(step).rename(self.folder / f"{UNFINISHED}old-{step}")
-            shutil.rmtree(left, ignore_errors=True)
+            old = self.folder / f"{UNFINISHED}old-{step}"
+            shutil.rmtree(_step_folder(self.folder, step).rename(old), ignore_errors=True)
 
 
-def refuse_other_config(path: Path, there: dict[str, Any], here: dict[str, Any]) -> None:
-    """Raise an error that names every setting in which the config of a run or checkpoint differs
-    from the present one.
-    """
-    differ = {
-        name: pair for name, pair in differences(there, here).items() if name not in MAY_CHANGE
-    }
-    if differ:
-        lines = "".join(
-            f"\n  {name}: {old!r} there, {new!r} here" for name, (old, new) in differ.items()
-        )
+def _step_folder(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}"
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The folder of the newest checkpoint in a run's `checkpoints` folder, if there is one."""
+    steps = checkpoint_steps(folder)
+    return _step_folder(folder, steps[-1]) if steps else None
+
+
+def checkpoint_steps(folder: Path) -> list[int]:
+    """The steps that have a checkpoint, in order."""
+    found = folder.glob("step-" + 8 * "[0-9]")
+    return sorted(int(path.name.removeprefix("step-")) for path in found)
+
+
+def read_state(path: Path) -> CheckpointState:
+    """The state.json of a checkpoint. Refuses a format of another version, and damaged files."""
+    state: CheckpointState = json.loads((path / "state.json").read_text(encoding="utf-8"))
+    if state["format"] != CHECKPOINT_FORMAT:
         raise ValueError(
-            f"{path} is of another config:{lines}\nGo on with the settings it has, or choose "
-            "another --out"
+            f"{path} has format {state['format']}, this version reads {CHECKPOINT_FORMAT}: "
+            "continue with the version that wrote it, or choose another --out"
         )
-
-
-def _check(path: Path, about: dict[str, Any], config: dict[str, Any], corpus: str) -> None:
-    if about["format"] != FORMAT:
-        raise ValueError(
-            f"{path} has format {about['format']}, this version reads {FORMAT}: go on with the "
-            "version that wrote it, or "
-            "choose another --out"
-        )
-    refuse_other_config(path, about["config"], config)
-    if about["corpus"] != corpus:
-        raise ValueError(
-            f"{path} was trained on another corpus (digest {about['corpus'][:12]}, here "
-            f"{corpus[:12]}): have the texts or the "
-            "installed libraries changed?"
-        )
-    for name, size in about["files"].items():
+    for name, size in state["files"].items():
         there = (path / name).stat().st_size if (path / name).exists() else 0
         if there != size:
             raise ValueError(
-                f"{path / name} is damaged: it has {there} bytes and should have {size}. Delete "
-                f"{path} to go "
-                "on from the one before it"
+                f"{path / name} is damaged: it has {there} bytes and should have {size}. "
+                f"Delete {path} to continue from the one before it"
             )
+    return state
 
 
-def _read_whole(path: Path, tensors: dict[str, Tensor]) -> None:
-    try:
-        found = import_optional("safetensors.torch", extra="train").load_file(path)
-    except import_optional("safetensors", extra="train").SafetensorError as error:
+def refuse_other_config(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Refuse a run or checkpoint with other settings than the present ones."""
+    refuse_other_settings(
+        f"{path} is of another config",
+        describe_differences(there, here),
+        "Continue with the settings it has, or choose another --out",
+    )
+
+
+def refuse_other_corpus(path: Path, there: str, here: str) -> None:
+    """Refuse a checkpoint that was trained on other tokens, given both digests."""
+    if there != here:
         raise ValueError(
-            f"{path} is damaged: {error}. Delete {path.parent} to go on from the one before it"
+            f"{path} was trained on another corpus (digest {there[:12]}, here {here[:12]}): "
+            "have the texts or the installed libraries changed?"
+        )
+
+
+def read_tensors(
+    path: Path, state: CheckpointState, tensors: dict[str, Tensor], *, prefix: str = ""
+) -> None:
+    """Copy a checkpoint into the tensors. `prefix` limits what must be there to such names:
+    "model." for weights without the optimizer.
+    """
+    if state["sharded"]:
+        _read_shards(path, tensors)
+    else:
+        _read_whole(path / WHOLE_FILE, tensors, prefix)
+
+
+def _read_whole(path: Path, tensors: dict[str, Tensor], prefix: str) -> None:
+    safetensors = import_optional("safetensors", extra="train")
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            names: list[str] = list(file.keys())
+            found = {name for name in names if name.startswith(prefix)}
+            later = _refuse_other_tensors(path, found, tensors)
+            with torch.no_grad():
+                for name in tensors.keys() - later:
+                    tensors[name].copy_(file.get_tensor(name))
+    except safetensors.SafetensorError as error:
+        raise ValueError(
+            f"{path} is damaged: {error}. Delete {path.parent} to continue from the one before it"
         ) from None
-    later = {
-        name for name in tensors.keys() - found.keys() if belongs_to_settling(name)
-    }  # it starts at the next update
-    if missing := (found.keys() ^ tensors.keys()) - later:
+
+
+def _refuse_other_tensors(path: Path, found: set[str], tensors: dict[str, Tensor]) -> set[str]:
+    """Returns the names that may be missing: statistics of a settled shift, which begin with the
+    next update.
+    """
+    later = {name for name in tensors.keys() - found if belongs_to_settling(name)}
+    if missing := (found ^ tensors.keys()) - later:
         raise ValueError(
             f"{path} and this training do not have the same tensors: "
             f"{', '.join(sorted(missing)[:5])}"
         )
     if any(hasattr(tensor, "full_tensor") for tensor in tensors.values()):
         raise ValueError(
-            f"{path} holds a whole model: go on with --parallel ddp or a single process"
+            f"{path} holds a whole model: continue with --parallel ddp or a single process"
         )
-    with torch.no_grad():
-        for name in tensors.keys() - later:
-            tensors[name].copy_(found[name])
+    return later
 
 
 def _read_shards(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -209,8 +258,8 @@ def _read_shards(path: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def _with_dimensions(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The storage cannot slice what has no dimensions; views share memory, so that loading reaches
-    the originals.
+    """The storage cannot slice a tensor without dimensions, so scalars become views of shape (1,).
+    Views share memory: loading into them reaches the originals.
     """
     return {
         name: tensor.view(1) if tensor.dim() == 0 else tensor for name, tensor in tensors.items()

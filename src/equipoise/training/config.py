@@ -260,20 +260,6 @@ def write_yaml(config: Config) -> str:
     return import_optional("yaml", extra="train").safe_dump(config.to_dict(), sort_keys=False)
 
 
-def differences(
-    one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = ""
-) -> dict[str, tuple[Any, Any]]:
-    """The names whose values differ between two configs as dicts, with both values."""
-    found: dict[str, tuple[Any, Any]] = {}
-    for name in {**one, **other}:
-        a, b = one.get(name), other.get(name)
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
-            found |= differences(a, b, f"{prefix}{name}.")
-        elif a != b:
-            found[prefix + name] = (a, b)
-    return found
-
-
 def _replace(old: Any, changes: Mapping[str, Any], prefix: str) -> Any:
     types = typing.get_type_hints(type(old))
     new = {}

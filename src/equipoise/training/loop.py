@@ -27,7 +27,7 @@ from equipoise.model import count_parameters
 from equipoise.results.run import read_metrics
 from equipoise.storage.atomic import remove_unfinished, write_json, write_text
 from equipoise.training import observers
-from equipoise.training.checkpoint import Checkpoints, refuse_other_config
+from equipoise.training.checkpoint import Checkpoints, TrainingState, refuse_other_config
 from equipoise.training.config import Config, read, write_yaml
 from equipoise.training.data.corpus import Corpus, prepare
 from equipoise.training.evaluation import over_training
@@ -155,7 +155,7 @@ class Run:
     def _save(self) -> None:
         for observer in self.observers:
             observer.saving(self.number)
-        about = {
+        about: TrainingState = {
             "step": self.number,
             "seconds": self.seconds,
             "sequences": self.number * self.config.batch_size,

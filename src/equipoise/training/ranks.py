@@ -74,14 +74,14 @@ def join(config: Config) -> Iterator[World]:
     """The process group: the one that is there, or the one torchrun describes, or none."""
     started = False
     if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        dist.init_process_group("nccl" if _device(config).type == "cuda" else "gloo")
+        dist.init_process_group("nccl" if choose_device(config).type == "cuda" else "gloo")
         started = True
     try:
         together = dist.is_initialized()
         yield World(
             dist.get_rank() if together else 0,
             dist.get_world_size() if together else 1,
-            _device(config),
+            choose_device(config),
         )
     finally:
         if started:
@@ -119,7 +119,8 @@ def whole(value: Tensor) -> Tensor:
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
-def _device(config: Config) -> torch.device:
+def choose_device(config: Config) -> torch.device:
+    """The device a config names, once it is known that something can be computed there."""
     kind = config.device
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from equipoise.storage.atomic import write_json
-from equipoise.training.checkpoint import MAY_CHANGE
-from equipoise.training.config import Config, differences, read
+from equipoise.training.config import Config, read
+from equipoise.training.settings import describe_differences, refuse_other_settings
 
 LAST_LINES = 12
 
@@ -32,19 +32,14 @@ class Job:
         return (self.folder / "result.json").exists()
 
 
-def refuse_another(job: Job) -> None:
+def refuse_other_run(job: Job) -> None:
     """A folder with a run of other settings is neither taken for this one nor overwritten."""
     path = job.folder / "config.yaml"
-    if not path.exists():
-        return
-    found = differences(read(path).to_dict(), job.config.to_dict())
-    if differ := {name: pair for name, pair in found.items() if name not in MAY_CHANGE}:
-        lines = "".join(
-            f"\n  {name}: {old!r} there, {new!r} here" for name, (old, new) in differ.items()
-        )
-        raise ValueError(
-            f"{job.folder} holds a run with other settings:{lines}\nChoose another folder, or "
-            "delete that one"
+    if path.exists():
+        refuse_other_settings(
+            f"{job.folder} holds a run with other settings",
+            describe_differences(read(path).to_dict(), job.config.to_dict()),
+            "Choose another folder, or delete that one",
         )
 
 

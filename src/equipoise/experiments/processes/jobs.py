@@ -18,7 +18,7 @@ from pathlib import Path
 
 from equipoise.experiments.processes.attempt import LOCK, Means, forget_failures
 from equipoise.experiments.processes.display import Display
-from equipoise.experiments.processes.job import Job, failure, refuse_another
+from equipoise.experiments.processes.job import Job, failure, refuse_other_run
 from equipoise.experiments.processes.local import Local
 from equipoise.experiments.processes.locks import take
 from equipoise.training import train
@@ -27,7 +27,7 @@ from equipoise.training import train
 def run(jobs: Sequence[Job], *, at_once: int = 1) -> dict[str, str]:
     """Bring every job to its end. Returns the errors of those that failed, by name."""
     for job in jobs:
-        refuse_another(job)
+        refuse_other_run(job)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         return _together(jobs)
     threads = max(1, (os.cpu_count() or 1) // max(1, at_once))

@@ -29,13 +29,12 @@ from equipoise.experiments.processes.ray import OnRay
 from equipoise.experiments.sweep.grid import Grid, Trial, read_grid
 from equipoise.experiments.sweep.ranking import ranking, scheme_of
 from equipoise.storage.atomic import write_json
-from equipoise.training.checkpoint import MAY_CHANGE
 from equipoise.training.data.corpus import prepare
+from equipoise.training.settings import MAY_CHANGE, describe_differences, refuse_other_settings
 
 FORMAT = "equipoise sweep"
 ENGINES = ("local", "ray")
 FOLDER_LOCK = ".sweep-lock"  # held for moments; not the name a comparison holds while it runs
-SHOWN = 12  # differences in an error
 
 
 class Engine(Protocol):
@@ -134,7 +133,7 @@ def enter(folder: Path, trials: Sequence[Trial]) -> None:
 def _refuse(folder: Path, ours: dict[str, Any]) -> None:
     path = folder / "manifest.json"
     if path.exists():
-        refuse_another(folder, json.loads(path.read_text(encoding="utf-8")), ours)
+        refuse_other_sweep(folder, json.loads(path.read_text(encoding="utf-8")), ours)
     elif folder.exists() and (
         left := sorted(each.name for each in folder.iterdir() if each.name[0] != ".")
     ):
@@ -166,7 +165,7 @@ def describe(trials: Sequence[Trial]) -> dict[str, Any]:
     return {"format": FORMAT, "version": 1, "common": common, "trials": about}
 
 
-def refuse_another(folder: Path, there: dict[str, Any], here: dict[str, Any]) -> None:
+def refuse_other_sweep(folder: Path, there: dict[str, Any], here: dict[str, Any]) -> None:
     """Every trial that is there must be one of ours, with the same settings."""
     if there.get("format") != FORMAT:
         raise ValueError(
@@ -176,29 +175,22 @@ def refuse_another(folder: Path, there: dict[str, Any], here: dict[str, Any]) ->
     lines = _values_that_are_gone(there["trials"], here["trials"])
     for name in there["trials"].keys() & here["trials"].keys():
         old, new = (each["common"] | each["trials"][name]["config"] for each in (there, here))
-        lines |= {
-            f"{key}: {old.get(key)!r} there, {new.get(key)!r} here": None
-            for key in {**old, **new}
-            if old.get(key) != new.get(key)
-        }
-    if lines:
-        shown = "".join(f"\n  {line}" for line in list(lines)[:SHOWN])
-        more = f"\n  and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
-        raise ValueError(
-            f"{folder} holds another sweep:{shown}{more}\nChoose another folder, or delete that one"
-        )
+        lines += describe_differences(old, new)
+    refuse_other_settings(
+        f"{folder} holds another sweep", lines, "Choose another folder, or delete that one"
+    )
 
 
-def _values_that_are_gone(there: dict[str, Any], here: dict[str, Any]) -> dict[str, None]:
+def _values_that_are_gone(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     """By axis; trial by trial where the values are all here and a combination of them is not."""
     gone = [name for name in there if name not in here]
-    lines: dict[str, None] = {}
+    lines = []
     for key in dict.fromkeys(key for name in gone for key in there[name]["settings"]):
         known = [about["settings"].get(key) for about in here.values()]
         values = dict.fromkeys(repr(there[name]["settings"].get(key)) for name in gone)
         if missing := [value for value in values if value not in map(repr, known)]:
-            lines[f"{key}: {', '.join(missing)} there, not here"] = None
-    return lines or dict.fromkeys(f"trial {name}: there, not here" for name in gone)
+            lines.append(f"{key}: {', '.join(missing)} there, not here")
+    return lines or [f"trial {name}: there, not here" for name in gone]
 
 
 def conclude(folder: Path) -> dict[str, Any]:
