@@ -8,8 +8,9 @@ import equipoise
 from equipoise.model import MODELS
 from equipoise.training import preset
 from equipoise.training.command import parse
-from equipoise.training.config import PRESETS, differences, read, write_yaml
+from equipoise.training.config import PRESETS, read, write_yaml
 from equipoise.training.schedule import learning_rate
+from equipoise.training.settings import differences
 
 
 @pytest.mark.parametrize("name", PRESETS)
