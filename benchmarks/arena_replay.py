@@ -25,7 +25,8 @@ def trained(folder: Path, rule: str, steps: int) -> np.ndarray:
     """(layers, steps): the imbalance in the training."""
     rate = RULES[rule] if rule == "deepseek" else None
     config = equipoise.preset(
-        "tiny", balancer=rule, update_rate=rate, steps=steps, out=str(folder / rule), trace_scores=10**6,
+        "tiny", balancer=rule, update_rate=rate, steps=steps, out=str(folder / rule),
+        trace_scores=10**6,
         evaluate_every=0, checkpoint_every=0, validation_sequences=8,
     )  # fmt: skip
     equipoise.train(config)

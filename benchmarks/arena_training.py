@@ -7,7 +7,7 @@ the seed that chose the rate counts for the rivals. Early is the mean imbalance 
 steps, late that of the last quarter, over all layers. Runs that are in the folder already are not
 repeated.
 
-    python benchmarks/arena_training.py --out results/trainings                                half an hour or more
+    python benchmarks/arena_training.py --out results/trainings        half an hour or more
     python benchmarks/arena_training.py --out results/trainings --models tiny --seeds 1
 """
 
@@ -26,7 +26,8 @@ import equipoise
 from equipoise.experiments.schemes import LOOK_AHEAD
 
 FOUR_MILLION = {
-    "hidden_size": 128, "num_heads": 4, "moe_layers": 3, "num_experts": 32, "top_k": 4, "expert_size": 64,
+    "hidden_size": 128, "num_heads": 4, "moe_layers": 3, "num_experts": 32, "top_k": 4,
+    "expert_size": 64,
 }  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
     "tiny": {"steps": 200},

@@ -96,9 +96,8 @@ def show(stream_name: str, rows: dict[str, list[tuple[float, int | None]]]) -> N
         steps = " ".join("-" if near is None else str(near) for _, near in values)
         ratio = mean(values) / mean(rows["quantile"])
         print(
-            "  "
-            f"{name:<16}{mean(values):>10.4f}{spread:>9.4f}{mean(values) / FLOOR:>9.3f}{ratio:>12.3f} "
-            f" {steps}",
+            f"  {name:<16}{mean(values):>10.4f}{spread:>9.4f}",
+            f"{mean(values) / FLOOR:>8.3f}{ratio:>12.3f}  {steps}",
             flush=True,
         )
 

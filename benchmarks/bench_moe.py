@@ -3,17 +3,19 @@ multiplications alone.
 
     .venv/bin/python benchmarks/bench_moe.py                  some minutes
     .venv/bin/python benchmarks/bench_moe.py --threads 1      steadier where other jobs hold a core
-    .venv/bin/python benchmarks/bench_moe.py --shared 1       with a shared expert on both sides, which dilutes the difference
-    .venv/bin/python benchmarks/bench_moe.py --keep-memory    with a malloc that never hands memory back
+    .venv/bin/python benchmarks/bench_moe.py --shared 1       a shared expert on both sides
+    .venv/bin/python benchmarks/bench_moe.py --keep-memory    a malloc that never hands memory back
 
 Everybody gets the same weights and the same tokens in float32, and computes a step: router,
 experts, and the gradients of the tokens and of every weight, which start from None. Output and
 gradients are compared before the race.
 
-    equipoise         router matmul, sigmoid, equipoise.route, Experts with each implementation; "auto" is loop here
+    equipoise         router matmul, sigmoid, equipoise.route, Experts with each implementation;
+                      "auto" is loop here
     transformers      the layer with each of its own implementations of the experts
-    multiplications   the three products of each expert forward and two for each of them backward, on blocks of the very
-                      sizes of this batch, into memory that is there already: the limit
+    multiplications   the three products of each expert forward and two for each of them backward,
+                      on blocks of the very sizes of this batch, into memory that is there already:
+                      the limit
 
 Each contestant has a process of its own. Whether fresh tensors fault in their pages depends on what
 malloc kept of earlier ones, and in one process a contestant would be faster or slower for its

@@ -6,15 +6,20 @@ megatron-core's.
 
 Everything runs on the same logits in one process, and what is compared does the same work:
 
-    bare              topk of scores that were shifted beforehand, gather of the gates, int64 scatter_add of the counts
-    a balancer        route (which adjusts) + tally + update, from scores; penalty(), which needs gradients, is left out
-    from hidden       the same after projection and sigmoid, gates renormalised and scaled: what transformers' router does,
-                      which does not count or update. Its projection is part of its forward, so it
-                      is made small (8 numbers per token) and done on both sides.
-    from logits       the same after sigmoid, gates renormalised, tallies reduced over a process group of one rank: what
-                      megatron-core does, which returns its gates and its choice as dense (T, E) tensors.
+    bare              topk of scores that were shifted beforehand, gather of the gates, int64
+                      scatter_add of the counts
+    a balancer        route (which adjusts) + tally + update, from scores; penalty(), which needs
+                      gradients, is left out
+    from hidden       the same after projection and sigmoid, gates renormalised and scaled: what
+                      transformers' router does, which does not count or update. Its projection is
+                      part of its forward, so it is made small (8 numbers per token) and done on
+                      both sides.
+    from logits       the same after sigmoid, gates renormalised, tallies reduced over a process
+                      group of one rank: what megatron-core does, which returns its gates and its
+                      choice as dense (T, E) tensors.
 
-    look-ahead        scoring 2,048 kept inputs of 1,024 numbers again and tallying them: what Router.fresh_tally does
+    look-ahead        scoring 2,048 kept inputs of 1,024 numbers again and tallying them: what
+                      Router.fresh_tally does
 
 Memory is malloc's business, as in anybody's training. With --keep-memory the process keeps what it
 frees, which is steadier and kinder to whoever makes the most temporaries (megatron-core's dense

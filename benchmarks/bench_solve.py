@@ -186,11 +186,8 @@ def one_pass(console: Console, tokens: int) -> None:
         return torch.bincount(tensor.topk(K, sorted=False).indices.flatten(), minlength=E)
 
     against = race({"loads_under": ours, "torch.topk + bincount": counted_by_torch}, rounds=20)
-    time.sleep(
-        1
-        # torch's threads spin for a while after they have worked, and would take the second core from
-        # the others
-    )
+    # torch's threads spin for a while after they have worked, and would take the second core
+    time.sleep(1)
     timings = race(
         {
             "loads_under": ours,

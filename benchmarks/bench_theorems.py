@@ -3,11 +3,13 @@
 .venv/bin/python benchmarks/bench_theorems.py             a few minutes
 .venv/bin/python benchmarks/bench_theorems.py --quick     fewer steps and draws
 
-loop       T=16,384, E=64, K=6, u=1e-4, 10,000 steps of the fast twin, against the numpy screen. The screen is timed over
-           a few steps spread over the same path: each of its steps costs the same. Same path, so same shifts.
-expected   selection_probability + boundary_weight at E=256, K=8, beta densities, every expert its own, to 1e-10; and at
-           error 1e-4 against Monte Carlo of the selection probabilities *alone*: the time a measured error says is needed
-           for 1e-4 (errors fall with the root of the draws). Boundary weights by Monte Carlo would take longer still.
+loop       T=16,384, E=64, K=6, u=1e-4, 10,000 steps of the fast twin, against the numpy screen. The
+           screen is timed over a few steps spread over the same path: each of its steps costs the
+           same. Same path, so same shifts.
+expected   selection_probability + boundary_weight at E=256, K=8, beta densities, every expert its
+           own, to 1e-10; and at error 1e-4 against Monte Carlo of the selection probabilities
+           *alone*: the time a measured error says is needed for 1e-4 (errors fall with the root of
+           the draws). Boundary weights by Monte Carlo would take longer still.
 trace      appending one step of one layer with a sample of 64 tokens
 """
 

@@ -2,7 +2,7 @@
 takes of it; where time goes.
 
     .venv/bin/python benchmarks/bench_training.py                  some minutes
-    .venv/bin/python benchmarks/bench_training.py --threads 1      steadier where other jobs hold a core
+    .venv/bin/python benchmarks/bench_training.py --threads 1  steadier where other jobs hold a core
     .venv/bin/python benchmarks/bench_training.py --rounds 5       a quick look
 
 The twin is GLM-4-MoE (transformers), which with its extras off is our model: rotary multi-head
@@ -162,7 +162,8 @@ def balancing_share(name: str, steps: int) -> float:
 
     kind: Any = type(next(iter(made.balancers.values())))
     originals = kind.tally, Balancer.update, module.reduce
-    kind.tally, Balancer.update, module.reduce = (timed(each) for each in originals)  # type: ignore[method-assign]
+    timed_calls = (timed(each) for each in originals)
+    kind.tally, Balancer.update, module.reduce = timed_calls  # type: ignore[method-assign]
     shares = []
     try:
         for number in range(1, steps + 3):

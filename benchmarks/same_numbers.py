@@ -1,8 +1,8 @@
 """Does a change leave every number as it was, to the last digit? For changes that move code and
 mean to change nothing.
 
-    git stash; python benchmarks/same_numbers.py record before.json; git stash pop       or in a clone of the old commit
-    python benchmarks/same_numbers.py compare before.json
+    python benchmarks/same_numbers.py record before.json         in a clone of the old commit
+    python benchmarks/same_numbers.py compare before.json        in the changed one
 
 Trainings under six balancers (every row of metrics.jsonl), thirty exact optima, all verdicts, an
 arena and two balanced Hugging Face models, by public names only. Both runs must be on one machine:
@@ -30,7 +30,8 @@ import equipoise
 from equipoise.cli import main as command
 
 SIZE = {
-    "vocab_size": 300, "sequence_length": 16, "hidden_size": 16, "num_heads": 2, "moe_layers": 2, "num_experts": 8,
+    "vocab_size": 300, "sequence_length": 16, "hidden_size": 16, "num_heads": 2, "moe_layers": 2,
+    "num_experts": 8,
     "top_k": 2, "expert_size": 8,
 }  # fmt: skip
 TRAININGS: dict[str, dict[str, Any]] = {
@@ -155,7 +156,8 @@ def _without_clock(value: Any) -> Any:
 
 
 PARTS: dict[str, Callable[[Path], Any]] = {
-    "trainings": trainings, "optima": optima, "verdicts": verdicts, "arena": arena, "models": models,
+    "trainings": trainings, "optima": optima, "verdicts": verdicts, "arena": arena,
+    "models": models,
 }  # fmt: skip
 
 

@@ -23,7 +23,8 @@ def small_model(folder: Path, text: Path) -> Path:
     learnt.train([str(text)], trainers.WordLevelTrainer(vocab_size=2000, special_tokens=["?"]))
     PreTrainedTokenizerFast(tokenizer_object=learnt, unk_token="?").save_pretrained(folder)
     config = Qwen3MoeConfig(
-        hidden_size=64, intermediate_size=64, moe_intermediate_size=16, num_hidden_layers=2, num_attention_heads=4,
+        hidden_size=64, intermediate_size=64, moe_intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=4,
         num_key_value_heads=4, head_dim=16, num_experts=16, num_experts_per_tok=2, vocab_size=2000,
     )  # fmt: skip
     torch.manual_seed(0)

@@ -49,7 +49,7 @@ def graph():
 
 
 def cycle_in(edges):
-    """A path from a node back to itself, or nothing (depth-first search with three colours)."""
+    """A path from a node back to itself, or nothing (depth-first search)."""
     done, path = set(), []
 
     def visit(node):
@@ -67,7 +67,7 @@ def cycle_in(edges):
 
 
 def folders(edges, depth):
-    """The same graph between folders `depth` levels below the package; a folder needs not itself."""
+    """The same graph between folders."""
 
     def folder(name):
         return ".".join(name.split(".")[: depth + 1])

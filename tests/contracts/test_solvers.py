@@ -1,4 +1,4 @@
-"""The laws that apply to methods which solve the batch itself: base, sinkhorn, bip, expert choice."""
+"""The laws of methods that solve the batch itself: base, sinkhorn, bip, expert choice."""
 
 import copy
 

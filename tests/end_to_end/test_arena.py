@@ -9,7 +9,8 @@ import pytest
 from equipoise.cli import main
 
 KEYS = [
-    "stream", "balancer", "rate", "steady_imbalance", "over_floor", "steps_to_floor", "affinity_kept", "switched", "idle_share",
+    "stream", "balancer", "rate", "steady_imbalance", "over_floor", "steps_to_floor",
+    "affinity_kept", "switched", "idle_share",
 ]  # fmt: skip
 SMALL = ["--steps", "24", "--tokens", "256", "--workers", "1"]
 

@@ -1,8 +1,9 @@
 """Files that version 0.1.0 wrote, before the house was rebuilt: all of them are still read.
 
-files_of_0_1/ was made by commit 4e504dc: a training stopped at its third of six steps, the metrics it
-would have had, a comparison, a sweep, an arena, the state of every balancer, a balanced Hugging Face
-model's sidecar and trace, and a solved problem. Never make them anew: their age is their worth.
+files_of_0_1/ was made by commit 4e504dc: a training stopped at its third of six steps, the metrics
+it would have had, a comparison, a sweep, an arena, the state of every balancer, a balanced Hugging
+Face model's sidecar and trace, and a solved problem. Never make them
+anew: their age is their worth.
 """
 
 import json

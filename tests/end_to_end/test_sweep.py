@@ -9,7 +9,9 @@ from pydoc_data.topics import topics
 import pytest
 
 GRID = """
-base: {data: manual.txt, steps: 2, batch_size: 2, validation_sequences: 4, model: {hidden_size: 32, vocab_size: 300}}
+base:
+  {data: manual.txt, steps: 2, batch_size: 2, validation_sequences: 4,
+   model: {hidden_size: 32, vocab_size: 300}}
 axes:
   - {balancer: [deepseek], update_rate: [1e-3, 1]}
   - {balancer: [none], learning_rate: [1e30]}

@@ -1,4 +1,4 @@
-"""The wheel builds, and works from a clean environment that has nothing but its core dependencies."""
+"""The wheel builds, and works in an environment that has only its core dependencies."""
 
 import subprocess
 import sys
