@@ -45,6 +45,8 @@ from typing import IO, Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from equipoise.storage.atomic import replace_file
+
 FORMAT, VERSION = "equipoise trace", 1
 UNITS = ("counts", "tokens", "relative")
 CHUNK = 128
@@ -117,7 +119,8 @@ class Trace:
     def whole_steps(self, layer: int | str) -> list[int]:
         """The steps of which all scores were kept."""
         whole = {
-            _step(path) for path in (self.folder / f"{self.index(layer):03}").glob("*.whole.npz")
+            _step(path)
+            for path in (self.folder / f"{self.index(layer):03}").glob("?????????.whole.npz")
         }
         return [step for step in self.steps(layer) if step in whole]
 
@@ -355,7 +358,7 @@ def _truncate(folder: Path, after: int) -> None:
             )
         if last > after:
             path.unlink()
-    for path in folder.glob("*.whole.npz"):
+    for path in folder.glob("?????????.whole.npz"):
         if _step(path) > after:
             path.unlink()
 
@@ -421,11 +424,5 @@ def _save(path: Path, columns: Columns, sync: bool = False) -> None:
 
 
 def _write(path: Path, fill: Callable[[IO[bytes]], object], sync: bool = False) -> None:
-    """Write beside, then rename: a reader sees the whole file or none."""
-    beside = path.with_name(path.name + ".part")
-    with open(beside, "wb") as file:
+    with replace_file(path, fsync=sync) as unfinished, unfinished.open("wb") as file:
         fill(file)
-        if sync:
-            file.flush()
-            os.fsync(file.fileno())
-    os.replace(beside, path)

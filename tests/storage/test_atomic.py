@@ -5,9 +5,10 @@ import os
 import pytest
 
 from equipoise.storage.atomic import (
-    cache_folder,
     new_folder,
     remove_unfinished,
+    replace_file,
+    write_bytes,
     write_json,
     write_text,
 )
@@ -33,6 +34,36 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
         write_text(tmp_path / "a", "new")
     assert (tmp_path / "a").read_text() == "old"
     assert names(tmp_path) == ["a"]
+
+
+def test_a_failed_block_keeps_the_old_file(tmp_path):
+    def fill_halfway():
+        with replace_file(tmp_path / "a") as unfinished:
+            unfinished.write_text("half")
+            raise KeyboardInterrupt
+
+    write_bytes(tmp_path / "a", b"old")
+    with pytest.raises(KeyboardInterrupt):
+        fill_halfway()
+    assert (tmp_path / "a").read_text() == "old"
+    assert names(tmp_path) == ["a"]
+
+
+def test_the_disk_is_waited_for_only_if_wanted(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    write_bytes(tmp_path / "a", b"1", fsync=False)
+    assert (synced, names(tmp_path)) == ([], ["a"])
+    write_bytes(tmp_path / "a", b"2")
+    # the file, and the folder that lists it
+    assert len(synced) == 2
+
+
+def test_others_may_read_what_is_written(tmp_path):
+    """Files have the permissions of any other new file, not those of a temporary one."""
+    (tmp_path / "plain").write_bytes(b"")
+    write_bytes(tmp_path / "a", b"")
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
 def fail_halfway(path):
@@ -62,10 +93,3 @@ def test_leftovers_are_cleared(tmp_path):
     assert names(tmp_path) == [unfinished.name]
     remove_unfinished(tmp_path)
     assert names(tmp_path) == []
-
-
-def test_the_cache_can_be_moved(tmp_path, monkeypatch):
-    monkeypatch.setenv("EQUIPOISE_CACHE", str(tmp_path))
-    assert cache_folder() == tmp_path
-    monkeypatch.delenv("EQUIPOISE_CACHE")
-    assert cache_folder().name == "equipoise"

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import zipfile
 import zlib
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+
+from equipoise.storage.atomic import replace_file
 
 Array = np.ndarray[Any, Any]
 
@@ -42,19 +43,11 @@ def write_arrays(path: str | Path, arrays: dict[str, Array]) -> None:
     path = Path(path)
     if path.suffix not in (".npz", ".safetensors"):
         raise ValueError(f"{path}: results are written as .npz or .safetensors")
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            if path.suffix == ".npz":
-                np.savez(file, allow_pickle=False, **arrays)
-            else:
-                _write_safetensors(file, arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        os.unlink(partial)
-        raise
+    with replace_file(path) as unfinished, unfinished.open("wb") as file:
+        if path.suffix == ".npz":
+            np.savez(file, allow_pickle=False, **arrays)
+        else:
+            _write_safetensors(file, arrays)
 
 
 def _open(path: Path, read: Any) -> Any:

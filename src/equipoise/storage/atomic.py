@@ -1,7 +1,8 @@
 """Files and folders that are there whole or not at all, whatever stops the process and whenever.
 
-A new file is written under another name, pushed to the disk (fsync) and renamed: renaming is
-atomic. A folder likewise.
+A new file is written under another name in the same folder, pushed to the disk (fsync) and renamed:
+renaming is atomic, so a reader finds the old version or the new one, never half of either. A folder
+likewise. Everything this package writes goes through `replace_file` or `new_folder`.
 """
 
 from __future__ import annotations
@@ -13,26 +14,51 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 UNFINISHED = ".unfinished-"
-"""how the names of files and folders begin that are still being written, or never will be finished
-"""
+"""how the name of a file or folder begins while it is written. One that is still there after its
+process has ended is garbage: `remove_unfinished`."""
+
+
+@contextlib.contextmanager
+def replace_file(path: Path, *, fsync: bool = True) -> Iterator[Path]:
+    """Fill the file at the path that is given; when the block ends it replaces `path`, unless the
+    block failed.
+
+        with replace_file(folder / "scores.npz") as unfinished, unfinished.open("wb") as file:
+            np.savez(file, scores=scores)
+
+    Args:
+        path: of the file; its folder must exist.
+        fsync: wait until the file is on the disk. Without it a killed process loses nothing, but a
+            power failure may.
+    """
+    unfinished = _unfinished_path(path)
+    try:
+        yield unfinished
+        if fsync:
+            sync_to_disk(unfinished)
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+    if fsync:
+        sync_to_disk(path.parent)
+
+
+def write_bytes(path: Path, content: bytes, *, fsync: bool = True) -> None:
+    """Replace the file at once."""
+    with replace_file(path, fsync=fsync) as unfinished:
+        unfinished.write_bytes(content)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace the file at once."""
-    unfinished = path.with_name(f"{UNFINISHED}{uuid.uuid4().hex[:8]}-{path.name}")
-    try:
-        unfinished.write_text(text, encoding="utf-8")
-        sync(unfinished)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    sync(path.parent)
+    """Replace the file at once; UTF-8, and line ends as they are in `text` on every system."""
+    write_bytes(path, text.encode())
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_json(path: Path, content: object) -> None:
+    """Replace the file at once. `read_json` of storage.json_files reads it."""
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
@@ -41,32 +67,32 @@ def new_folder(path: Path) -> Iterator[Path]:
     """Fill the folder that is given; when the block ends it appears at `path`, unless the block
     failed.
 
-    If another process was faster, its folder stays and ours is thrown away.
+    If another process was faster, its folder stays and ours is deleted.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.parent / f"{UNFINISHED}{uuid.uuid4().hex[:8]}-{path.name}"
+    unfinished = _unfinished_path(path)
     unfinished.mkdir()
     try:
         yield unfinished
-        publish(unfinished, path)
+        publish_folder(unfinished, path)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def publish(unfinished: Path, path: Path) -> None:
-    """Push a folder's files to the disk, then give it its name."""
+def publish_folder(unfinished: Path, path: Path) -> None:
+    """Push a folder's files to the disk, then rename it to `path`, unless a folder is there."""
     for file in sorted(unfinished.rglob("*")):
-        sync(file)
-    sync(unfinished)
+        sync_to_disk(file)
+    sync_to_disk(unfinished)
     try:
         unfinished.rename(path)
     except OSError:
         if not path.is_dir():
             raise
-    sync(path.parent)
+    sync_to_disk(path.parent)
 
 
-def sync(path: Path) -> None:
+def sync_to_disk(path: Path) -> None:
     """Wait until the file, or the folder's list of files, is on the disk."""
     if os.name == "nt" and path.is_dir():
         return  # Windows has no such call for folders
@@ -78,7 +104,7 @@ def sync(path: Path) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Clear away what a killed process left behind."""
+    """Delete what a killed process left in `folder`. Nobody may be writing there."""
     for left in folder.glob(f"{UNFINISHED}*"):
         if left.is_dir():
             shutil.rmtree(left, ignore_errors=True)
@@ -86,12 +112,6 @@ def remove_unfinished(folder: Path) -> None:
             left.unlink(missing_ok=True)
 
 
-def cache_folder() -> Path:
-    """Where prepared corpora are kept: $EQUIPOISE_CACHE, or a folder in the user's own cache."""
-    if chosen := os.environ.get("EQUIPOISE_CACHE"):
-        return Path(chosen)
-    if os.name == "nt":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "equipoise"
-    if os.uname().sysname == "Darwin":
-        return Path.home() / "Library" / "Caches" / "equipoise"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "equipoise"
+def _unfinished_path(path: Path) -> Path:
+    """Unique, so that two processes that write one file do not write into each other's."""
+    return path.with_name(f"{UNFINISHED}{uuid.uuid4().hex[:8]}-{path.name}")

@@ -24,7 +24,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from equipoise.balancing.shift.settling import belongs_to_settling
-from equipoise.storage.atomic import UNFINISHED, publish, remove_unfinished, write_json
+from equipoise.storage.atomic import UNFINISHED, publish_folder, remove_unfinished, write_json
 from equipoise.storage.optional import import_optional
 from equipoise.training.ranks import World
 from equipoise.training.settings import describe_differences, refuse_other_settings
@@ -103,7 +103,7 @@ class Checkpoints:
                     "files": sizes,
                 }
                 write_json(unfinished / "state.json", state)
-                publish(unfinished, path)
+                publish_folder(unfinished, path)
         except errors as error:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise OSError(

@@ -9,7 +9,6 @@ This file does, in float32 and int64, never pickled.
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from equipoise.attach.state.fingerprint import weight_fingerprint
 from equipoise.balancing.shift.settling import belongs_to_settling
+from equipoise.storage.atomic import replace_file
 from equipoise.storage.optional import import_optional
 
 if TYPE_CHECKING:
@@ -41,14 +41,9 @@ def save_sidecar(balancing: Balancing, folder: Path) -> Path:
     }
     metadata["weights"] = weight_fingerprint(balancing.routers)
     folder.mkdir(parents=True, exist_ok=True)
-    path, unfinished = folder / SIDECAR_NAME, folder / f".{SIDECAR_NAME}.{os.getpid()}"
-    try:
-        import_optional("safetensors.torch", extra="hf").save_file(
-            tensors, unfinished, metadata=metadata
-        )
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    path, safetensors = folder / SIDECAR_NAME, import_optional("safetensors.torch", extra="hf")
+    with replace_file(path) as unfinished:
+        safetensors.save_file(tensors, unfinished, metadata=metadata)
     return path
 
 

@@ -3,7 +3,7 @@
     corpus = prepare("docstrings", vocab_size=4096)     seconds to a minute the first time, then at once
     corpus.train[:10]                                   a numpy array on the disk
 
-Prepared corpora live in the cache (files.cache_folder), in a folder named by what they follow from:
+Prepared corpora live in the cache (storage/cache.py), in a folder named by what they follow from:
 
     train.bin, validation.bin    token numbers, little-endian uint16 or uint32
     tokenizer.json               of the library `tokenizers`
@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.storage.atomic import cache_folder, new_folder, write_json
+from equipoise.storage.atomic import new_folder, write_json
+from equipoise.storage.cache import cache_folder
 from equipoise.training.data import texts
 from equipoise.training.data.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
 

@@ -1,0 +1,43 @@
+"""JSON files: read with errors that name the file, say what is wrong with it, and what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+JsonObject = Mapping[str, Any]
+"""What a JSON file with {...} at its top holds."""
+
+
+def read_json(path: Path, *, remedy: str = "") -> Any:
+    """What a JSON file holds.
+
+    Args:
+        path: of the file.
+        remedy: a sentence that ends the error, such as "delete it and run the command again".
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is not JSON, or cut off.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: it is not JSON ({error}){_ending(remedy)}") from None
+
+
+def read_json_object(path: Path, *, remedy: str = "") -> JsonObject:
+    """The object {...} a JSON file holds; a list or a number at its top is refused too."""
+    content = read_json(path, remedy=remedy)
+    if not isinstance(content, dict):
+        raise ValueError(
+            f"{path} is damaged: it holds no JSON object, but {type(content).__name__}"
+            f"{_ending(remedy)}"
+        )
+    return content
+
+
+def _ending(remedy: str) -> str:
+    return f": {remedy}" if remedy else ""
