@@ -1,5 +1,5 @@
-"""The contract's rows: every balancer, and the laws it is excused from. A new balancer is one more
-row.
+"""The contract's rows: every balancer, and the laws it is excused from. A new method has a row by
+itself; it needs one here only for other options, or where a law cannot hold for it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import equipoise
-from equipoise.balancing import Balancer
+from equipoise.balancing import Balancer, Dual, MethodSpec, method_specs
 from equipoise.routing import Routing, Tally
 
 NUM_EXPERTS, TOP_K, NUM_TOKENS = 16, 3, 160  # T K / E = 30: balance is possible
@@ -42,11 +42,11 @@ class Row:
 # Solvers of the batch itself. They have no shift, so laws about shifts do not apply, and each cut
 # of a batch is solved on its own, so neither do those about micro-batches and ranks. What does
 # apply is in test_solvers.py.
-SOLVERS = [Row("base"), Row("sinkhorn"), Row("bip"), Row("expert_choice")]
+SOLVERS = [Row(spec.name) for spec in method_specs("batch solver")]
 
 UNEQUAL = [2.0] * 4 + [1.0] * 12
 
-ROWS = [
+_LISTED = [
     Row("none", moves=False),
     Row("deepseek"),
     Row("deepseek", {"target": UNEQUAL}),
@@ -67,6 +67,20 @@ ROWS = [
     Row(
         "curvature", {"target": UNEQUAL}, moves_when_balanced=True, solves=True
     ),  # so few tokens that it looks at every one
+]
+
+
+def unlisted_row(spec: MethodSpec) -> Row:
+    """A method that has no row above must keep all laws but those that it excuses itself from."""
+    made = spec.make(NUM_EXPERTS, TOP_K)
+    excused = isinstance(made, Dual) and made.moves_when_balanced
+    return Row(spec.name, moves_when_balanced=excused, moves=spec.kind == "shift")
+
+
+ROWS = _LISTED + [
+    unlisted_row(spec)
+    for spec in (*method_specs("shift"), *method_specs("penalty"))
+    if spec.name not in {row.name for row in _LISTED}
 ]
 
 

@@ -15,7 +15,6 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,37 +22,13 @@ from torch import Tensor
 
 from equipoise.arena.floor import floor
 from equipoise.arena.streams.stream import Batch, Stream
-from equipoise.balancing import Balancer, balancer
+from equipoise.balancing import Balancer, method_spec, resolve_balancer
 from equipoise.optimum import solve
 from equipoise.results.arena import CellResult
 from equipoise.routing import Routing, idle_share, metrics
 
 FORMAT = 2
 """raise it when the same cell would give other figures than before"""
-RATES: dict[str, tuple[float, ...]] = {
-    "deepseek": (1e-5, 1e-4, 1e-3, 1e-2),
-    "proportional": (1e-4, 1e-3, 1e-2, 1e-1),
-    "moonlight": (1e-5, 1e-4, 1e-3, 1e-2),
-    "smebu": (1e-4, 1e-3, 1e-2),
-    "inverse": (1e-1, 1.0, 10.0),
-    "inverse_sqrt": (1e-2, 1e-1, 1.0),
-    "mirror": (1e-2, 1e-1, 1.0),
-    "adagrad": (1e-4, 1e-3, 1e-2, 1e-1),
-    "quantile": (1.0, 0.5, 0.25),
-}
-"""what is tried where nothing else is asked for. quantile's rate is the share of the way it goes, 1
-- ema
-"""
-DEFAULT_BALANCERS = (
-    "none",
-    "deepseek",
-    "proportional",
-    "smebu",
-    "adagrad",
-    "quantile",
-    "curvature",
-)
-PENALTIES = ("aux", "z_loss")
 
 
 @dataclass(frozen=True)
@@ -78,29 +53,21 @@ class Cell:
 
     def make(self) -> Balancer:
         """A new balancer for it; a wrong name or rate is told here."""
-        if self.balancer in PENALTIES:
+        spec, stream = method_spec(self.balancer), self.stream
+        if spec.kind == "penalty":
             raise ValueError(
                 f"{self.balancer} acts through the loss, and recorded scores do not react: train "
                 "to judge it"
             )
         if self.rate is not None and not 0 < self.rate < float("inf"):
             raise ValueError(f"a rate is a number above 0, not {self.rate:g}")
-        if self.balancer == "quantile" and (self.rate or 0) > 1:
+        if self.rate is not None and self.rate > spec.greatest_rate:
             raise ValueError(
-                f"quantile's rate is the share of the way it goes, at most 1, not {self.rate:g}: "
-                "leave it out of --balancers"
+                f"{self.balancer}'s rate is the share of the way it goes, at most 1, not "
+                f"{self.rate:g}: leave it out of --balancers"
             )
-        options: dict[str, Any] = {}
-        if self.rate is not None:
-            options = (
-                {"ema": 1 - self.rate}
-                if self.balancer == "quantile"
-                else {"update_rate": self.rate}
-            )
-        stream = self.stream
-        return balancer(
-            self.balancer, stream.num_experts, top_k=stream.top_k, target=stream.target, **options
-        )
+        options = {"target": stream.target, **spec.options_at(self.rate)}
+        return resolve_balancer(self.balancer, stream.num_experts, stream.top_k, options)
 
 
 @dataclass(frozen=True)

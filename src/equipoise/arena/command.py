@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from equipoise.arena.cells import DEFAULT_BALANCERS, Cell
+from equipoise.arena.cells import Cell
 from equipoise.arena.contest import contest, plan
 from equipoise.arena.streams import catalogue
+from equipoise.balancing import method_specs
 from equipoise.results.arena import CellResult
 from equipoise.storage.optional import import_optional
 
@@ -57,7 +58,7 @@ def run(request: Request) -> list[CellResult]:
     )
     cells = plan(
         streams,
-        request.balancers or DEFAULT_BALANCERS,
+        request.balancers or [spec.name for spec in method_specs() if spec.arena_default],
         request.rates,
         devices=request.devices,
         tally_every=request.tally_every,

@@ -23,8 +23,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from equipoise.arena.cells import FORMAT, RATES, Cell, Reference, refer, run
+from equipoise.arena.cells import FORMAT, Cell, Reference, refer, run
 from equipoise.arena.streams.stream import Stream
+from equipoise.balancing import method_spec
 from equipoise.results.arena import ARENA_MANIFEST, ArenaManifest, CellResult
 from equipoise.storage.atomic import UNFINISHED, write_json
 
@@ -49,7 +50,8 @@ def plan(
     cells = []
     for stream in streams:
         for name in dict.fromkeys(balancers):
-            for rate in dict.fromkeys(rates or RATES[name]) if name in RATES else (None,):
+            tried = method_spec(name).rates_to_try
+            for rate in dict.fromkeys(rates or tried) if tried else (None,):
                 cell = Cell(stream, name, rate, devices or _devices(stream), tally_every)
                 cell.make()
                 cells.append(cell)

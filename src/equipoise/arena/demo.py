@@ -11,24 +11,12 @@ from typing import NamedTuple
 
 from equipoise.arena.replay import replay
 from equipoise.arena.streams.stream import DriftingLogits, sampling_floor
-from equipoise.balancing import balancer
+from equipoise.balancing import balancer, method_specs
 
 # Those that set a shift before they see a token. Penalties do nothing to scores that do not react,
 # and solvers of the batch answer another question (and slowly); all of them can be asked for by
 # name.
-CAUSAL = (
-    "none",
-    "deepseek",
-    "proportional",
-    "moonlight",
-    "smebu",
-    "inverse",
-    "inverse_sqrt",
-    "mirror",
-    "adagrad",
-    "quantile",
-    "curvature",
-)
+CAUSAL = tuple(spec.name for spec in method_specs("shift"))
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ def _tokens(own: Corpus, config: Config, data: str | None) -> np.ndarray:
 
 def _append(writer: TraceWriter, net: DeepSeekMoE, step: int, name: str, scores: Tensor) -> None:
     rule = net.moe_layers[name].router.balancer
-    shift = getattr(rule, "shift", torch.zeros(rule.num_experts)).detach().cpu()
+    shift = rule.shift_or_zeros.cpu()
     loads = route(scores, rule.top_k, choose_by=scores + shift, runner_up=False).loads
     writer.append(
         step,

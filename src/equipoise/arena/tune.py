@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from equipoise.arena.cells import RATES
 from equipoise.arena.command import Request, watched
 from equipoise.arena.contest import plan
 from equipoise.arena.streams import catalogue
+from equipoise.balancing import method_spec, method_specs
 from equipoise.results.arena import CellResult
 
 DRAWS = 2000
@@ -76,8 +76,6 @@ class Advice:
 
 def run(request: Request) -> None:
     """`equipoise tune`."""
-    from equipoise.arena.demo import CAUSAL
-
     streams = catalogue.find(
         request.streams[0], seed=request.seed, steps=request.steps, tokens=request.tokens
     )
@@ -86,7 +84,9 @@ def run(request: Request) -> None:
             f"{request.streams[0]} has several layers: choose one of "
             f"{', '.join(s.name for s in streams)}"
         )
-    names = request.balancers or [name for name in CAUSAL if name != "none"]
+    names = request.balancers or [
+        spec.name for spec in method_specs("shift") if spec.name != "none"
+    ]
     if len(set(names)) < 2:
         raise ValueError("tuning compares rules: name at least two, or none for all")
     if streams[0].steps < FEWEST_STEPS:
@@ -129,7 +129,7 @@ def advise(results: Sequence[CellResult], seed: int = 0) -> Advice:
         within_noise=low <= 0 <= high,
         edge=len(tried) > 1
         and best.rate in (min(tried), max(tried))
-        and (best.balancer, best.rate) != ("quantile", 1.0),
+        and best.rate != method_spec(best.balancer).greatest_rate,
     )
 
 
@@ -151,5 +151,6 @@ def _interval(series: np.ndarray, seed: int) -> tuple[float, float]:
 
 def _named(balancer: str, rate: float | None) -> str:
     if rate is None:
-        return f"{balancer}, which has no rate to choose" if balancer not in RATES else balancer
+        tried = method_spec(balancer).rates_to_try
+        return balancer if tried else f"{balancer}, which has no rate to choose"
     return f"{balancer} at rate {rate:g}"

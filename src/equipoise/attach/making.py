@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from equipoise.balancing import Dual, resolve_balancer
+from equipoise.balancing.resolve import BalancerFactory
 
-from equipoise.balancing import Balancer, Dual, balancer
-
-Maker = str | Callable[[int, int], Balancer]
+Maker = str | BalancerFactory
 
 
 def make_dual(maker: Maker, options: dict[str, object], num_experts: int, top_k: int) -> Dual:
     """By name with options, or by a function of (num_experts, top_k)."""
-    if isinstance(maker, str):
-        made = balancer(maker, num_experts, top_k=top_k, **options)
-    elif options:
-        raise TypeError(
-            f"options ({', '.join(options)}) are for balancers by name: set them in your function"
-        )
-    else:
-        made = maker(num_experts, top_k)
+    made = resolve_balancer(maker, num_experts, top_k, options, per_layer=True)
     name = maker if isinstance(maker, str) else type(made).__name__
     if not isinstance(made, Dual):
         raise ValueError(

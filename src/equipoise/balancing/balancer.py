@@ -37,6 +37,16 @@ class Balancer(Precise, ABC):
         return False
 
     @property
+    def needs_scores(self) -> bool:
+        """Whether it must be shown scores. The others can learn from loads that somebody counted."""
+        return True
+
+    @property
+    def shift_or_zeros(self) -> Tensor:
+        """(E,): what is added to scores before the choice; zeros for methods that have no shift."""
+        return torch.zeros(self.num_experts, device=self.steps.device)
+
+    @property
     def judges_tokens_apart(self) -> bool:
         """Whether a token's experts, and what it adds to the loss, depend on no other token of its
         forward.

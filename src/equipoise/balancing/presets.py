@@ -1,12 +1,14 @@
-"""The named methods, a few lines each, and `balancer(name, ...)` that finds them.
+"""The named methods, a few lines each. `equipoise.balancer(name, ...)` makes one (resolve.py).
 
-v = (L - A) / L     the violation of an expert, positive where it has too few tokens
+    v = (L - A) / L     the violation of an expert, positive where it has too few tokens
+
+A new method is one more function here. Its docstring is its formula; its signature holds its
+options and their defaults; the decorator says the rest (spec.py), and nothing else lists methods.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -21,23 +23,38 @@ from equipoise.balancing.shift.dual import Dual
 from equipoise.balancing.shift.geometry import hypentropy
 from equipoise.balancing.shift.parts import EMA, AdaGrad, Center, Scale, Sign, Tanh
 from equipoise.balancing.shift.quantile import QuantileMove
-from equipoise.storage.suggestions import did_you_mean
+from equipoise.balancing.spec import method
 
 Weights = Sequence[float] | Tensor | None
 
 
+@method(kind="shift", needs="loads", arena_default=True)
 def none(num_experts: int, top_k: int, *, target: Weights = None) -> Dual:
     """No balancing: the shift stays as it is, 0 or what was loaded."""
     return Dual(num_experts, top_k, LoadGap("counts"), [Scale(0.0)], target=target)
 
 
+@method(
+    kind="shift",
+    needs="loads",
+    rate="update_rate",
+    rates_to_try=(1e-5, 1e-4, 1e-3, 1e-2),
+    arena_default=True,
+)
 def deepseek(
     num_experts: int, top_k: int, *, update_rate: float = 1e-3, target: Weights = None
 ) -> Dual:
-    """p += u sign(v). DeepSeek-V3 and V4, GLM-4.5 (Wang et al. 2024); the paper's eq. 4."""
+    """p += u sign(v). DeepSeek-V3 and V4, GLM-4.5 (Wang et al. 2024); the paper's eq. 3."""
     return Dual(num_experts, top_k, LoadGap("counts"), [Sign(), Scale(update_rate)], target=target)
 
 
+@method(
+    kind="shift",
+    needs="loads",
+    rate="update_rate",
+    rates_to_try=(1e-4, 1e-3, 1e-2, 1e-1),
+    arena_default=True,
+)
 def proportional(
     num_experts: int,
     top_k: int,
@@ -50,6 +67,7 @@ def proportional(
     return Dual(num_experts, top_k, LoadGap(unit), [Scale(update_rate)], target=target)
 
 
+@method(kind="shift", needs="loads", rate="update_rate", rates_to_try=(1e-5, 1e-4, 1e-3, 1e-2))
 def moonlight(
     num_experts: int, top_k: int, *, update_rate: float = 1e-3, target: Weights = None
 ) -> Dual:
@@ -59,6 +77,13 @@ def moonlight(
     )
 
 
+@method(
+    kind="shift",
+    needs="loads",
+    rate="update_rate",
+    rates_to_try=(1e-4, 1e-3, 1e-2),
+    arena_default=True,
+)
 def smebu(
     num_experts: int,
     top_k: int,
@@ -73,6 +98,7 @@ def smebu(
     return Dual(num_experts, top_k, LoadGap("relative"), parts, target=target)
 
 
+@method(kind="shift", needs="loads", rate="update_rate", rates_to_try=(1e-1, 1.0, 10.0))
 def inverse(
     num_experts: int,
     top_k: int,
@@ -87,6 +113,7 @@ def inverse(
     )
 
 
+@method(kind="shift", needs="loads", rate="update_rate", rates_to_try=(1e-2, 1e-1, 1.0))
 def inverse_sqrt(
     num_experts: int,
     top_k: int,
@@ -107,6 +134,7 @@ def inverse_sqrt(
     )
 
 
+@method(kind="shift", needs="loads", rate="update_rate", rates_to_try=(1e-2, 1e-1, 1.0))
 def mirror(
     num_experts: int,
     top_k: int,
@@ -123,6 +151,13 @@ def mirror(
     )
 
 
+@method(
+    kind="shift",
+    needs="loads",
+    rate="update_rate",
+    rates_to_try=(1e-4, 1e-3, 1e-2, 1e-1),
+    arena_default=True,
+)
 def adagrad(
     num_experts: int, top_k: int, *, update_rate: float = 1e-2, target: Weights = None
 ) -> Dual:
@@ -132,6 +167,14 @@ def adagrad(
     )
 
 
+@method(
+    kind="shift",
+    needs="runner-up",
+    rate="ema",
+    rates_to_try=(1.0, 0.5, 0.25),
+    rate_is_share=True,
+    arena_default=True,
+)
 def quantile(
     num_experts: int, top_k: int, *, ema: float = 0.0, bins: int = 512, target: Weights = None
 ) -> Dual:
@@ -141,6 +184,7 @@ def quantile(
     return Dual(num_experts, top_k, QuantileMove(bins), [Center(), Scale(1 - ema)], target=target)
 
 
+@method(kind="shift", needs="runner-up", arena_default=True)
 def curvature(
     num_experts: int, top_k: int, *, stride: int | None = None, target: Weights = None
 ) -> Dual:
@@ -150,6 +194,7 @@ def curvature(
     return Dual(num_experts, top_k, CurvatureMove(stride), [Center()], target=target)
 
 
+@method(kind="penalty", needs="scores", rate="coefficient")
 def aux(
     num_experts: int,
     top_k: int,
@@ -164,6 +209,7 @@ def aux(
     return none(num_experts, top_k, target=target).carry(AuxiliaryLoss(coefficient, scope, target))
 
 
+@method(kind="penalty", needs="scores", rate="coefficient")
 def z_loss(
     num_experts: int, top_k: int, *, coefficient: float = 1e-3, target: Weights = None
 ) -> Balancer:
@@ -173,6 +219,7 @@ def z_loss(
     return none(num_experts, top_k, target=target).carry(ZLoss(coefficient))
 
 
+@method(kind="batch solver", needs="scores")
 def base(
     num_experts: int, top_k: int, *, tolerance: float = 1e-4, target: Weights = None
 ) -> Balancer:
@@ -182,6 +229,7 @@ def base(
     return Base(num_experts, top_k, tolerance=tolerance, target=target)
 
 
+@method(kind="batch solver", needs="scores")
 def sinkhorn(
     num_experts: int,
     top_k: int,
@@ -198,6 +246,7 @@ def sinkhorn(
     )
 
 
+@method(kind="batch solver", needs="scores")
 def bip(num_experts: int, top_k: int, *, rounds: int = 8, target: Weights = None) -> Balancer:
     """No shift: prices found on the batch in a few rounds (Sun 2025). Sees later tokens in
     training; greedy otherwise.
@@ -205,66 +254,9 @@ def bip(num_experts: int, top_k: int, *, rounds: int = 8, target: Weights = None
     return BIP(num_experts, top_k, rounds=rounds, target=target)
 
 
+@method(kind="batch solver", needs="scores")
 def expert_choice(num_experts: int, top_k: int, *, target: Weights = None) -> Balancer:
     """No shift: each expert takes its best tokens (Zhou et al. 2022). Leaks the future in a
     decoder; greedy in evaluation.
     """
     return ExpertChoice(num_experts, top_k, target=target)
-
-
-PRESETS: dict[str, Callable[..., Balancer]] = {
-    preset.__name__: preset
-    for preset in (
-        none,
-        deepseek,
-        proportional,
-        moonlight,
-        smebu,
-        inverse,
-        inverse_sqrt,
-        mirror,
-        adagrad,
-        quantile,
-        curvature,
-        aux,
-        z_loss,
-        base,
-        sinkhorn,
-        bip,
-        expert_choice,
-    )
-}
-
-
-def balancers() -> list[str]:
-    """The names `balancer` knows."""
-    return list(PRESETS)
-
-
-def balancer(name: str, num_experts: int, *, top_k: int, **options: object) -> Balancer:
-    """A balancer by name: `equipoise.balancer("deepseek", 64, top_k=6, update_rate=1e-3)`.
-
-    Args:
-        name: one of `equipoise.balancers()`.
-        num_experts: E.
-        top_k: K.
-        **options: the method's own (its signature in equipoise.balancing.presets), and `target`,
-         weights of unequal loads.
-    """
-    if name not in PRESETS:
-        raise ValueError(
-            f"no balancer {name!r}{did_you_mean(name, PRESETS)}: there are {', '.join(PRESETS)}"
-        )
-    preset = PRESETS[name]
-    known = [
-        parameter
-        for parameter in inspect.signature(preset).parameters
-        if parameter not in ("num_experts", "top_k")
-    ]
-    for option in options:
-        if option not in known:
-            raise TypeError(
-                f"{name} has no option {option!r}{did_you_mean(option, known)}: it takes "
-                f"{', '.join(known)}"
-            )
-    return preset(num_experts, top_k, **options)

@@ -117,12 +117,8 @@ def _validation(trainer: Trainer) -> Iterator[tuple[Tensor, Tensor]]:
 def _beside_optimum(
     scores: np.ndarray, trainer: Trainer, name: str
 ) -> tuple[dict[str, float], np.ndarray]:
-    shift = getattr(trainer.balancers[name], "shift", None)
-    found = evaluate(
-        scores,
-        trainer.config.model.top_k,
-        np.zeros(scores.shape[1]) if shift is None else shift.detach().cpu().double().numpy(),
-    )
+    shift = trainer.balancers[name].shift_or_zeros.cpu().double().numpy()
+    found = evaluate(scores, trainer.config.model.top_k, shift)
     value, top_k = found.optimum.value, trainer.config.model.top_k
     free = float(np.partition(scores.astype(np.float64), -top_k, axis=1)[:, -top_k:].sum())
     row = {

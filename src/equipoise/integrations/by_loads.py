@@ -2,8 +2,8 @@
 biases.
 
 Such a function sees loads and nothing else, so only rules that need nothing else can take its
-place: `deepseek`, `proportional`, `moonlight`, `smebu`, `inverse`, `inverse_sqrt`, `mirror`,
-`adagrad`, `none`.
+place: those whose spec says needs="loads" (equipoise.balancing.spec), such as deepseek, moonlight and
+smebu.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.balancing import Dual, balancer
-from equipoise.balancing.shift.directions import Direction
+from equipoise.balancing import Dual, resolve_balancer
 from equipoise.routing import Tally
 
 
@@ -106,12 +105,8 @@ class ByLoads:
 
 
 def _make_loads_only(name: str, num_experts: int, top_k: int, options: dict[str, Any]) -> Dual:
-    made = balancer(name, num_experts, top_k=top_k, **options)
-    if (
-        not isinstance(made, Dual)
-        or made.penalties
-        or type(made.direction).count is not Direction.count
-    ):
+    made = resolve_balancer(name, num_experts, top_k, options)
+    if made.needs_scores or not isinstance(made, Dual):
         raise ValueError(
             f"{name} needs more than loads, and this framework hands over nothing else: choose "
             "deepseek, moonlight ..."

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from equipoise.balancing import Balancer, balancer
+from equipoise.balancing import resolve_balancer
+from equipoise.balancing.resolve import BalancerSource
 from equipoise.layers.experts import Experts
 from equipoise.layers.router import Router, Sample
 from equipoise.routing import Groups, Routing, Tally
@@ -57,7 +58,8 @@ class MoE(nn.Module):
         expert_size: the inner width of an expert.
         num_experts: E, the routed ones.
         top_k: K.
-        balancer: a name (`equipoise.balancers()`) or a Balancer of this size.
+        balancer: a name (`equipoise.balancers()`), a Balancer of this size, or a function
+            (num_experts, top_k) -> Balancer.
         shared_experts: experts every token takes, of the same width.
         implementation: of the routed experts; see Experts.
         score, groups, renormalize, scale, look_ahead, init_std: see Router.
@@ -70,7 +72,7 @@ class MoE(nn.Module):
         num_experts: int,
         top_k: int,
         *,
-        balancer: str | Balancer = "deepseek",
+        balancer: BalancerSource = "deepseek",
         shared_experts: int = 0,
         implementation: str = "auto",
         score: str = "softmax",
@@ -83,7 +85,7 @@ class MoE(nn.Module):
         super().__init__()
         self.router = Router(
             hidden_size,
-            _sized(balancer, num_experts, top_k),
+            resolve_balancer(balancer, num_experts, top_k),
             score=score,
             groups=groups,
             renormalize=renormalize,
@@ -109,15 +111,3 @@ class MoE(nn.Module):
         shared = None if self.shared is None else self.shared(flat)
         output = self.experts(flat, routing.experts, routing.gates.to(flat.dtype), onto=shared)
         return MoEOutput(output.view_as(hidden), routing, tally, penalty, sample)
-
-
-def _sized(chosen: str | Balancer, num_experts: int, top_k: int) -> Balancer:
-    if isinstance(chosen, str):
-        return balancer(chosen, num_experts, top_k=top_k)
-    if (chosen.num_experts, chosen.top_k) != (num_experts, top_k):
-        raise ValueError(
-            f"the balancer is for top {chosen.top_k} of {chosen.num_experts} experts, the layer "
-            f"for top {top_k} of "
-            f"{num_experts}"
-        )
-    return chosen

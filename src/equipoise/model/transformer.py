@@ -13,22 +13,19 @@ Shapes: B sequences, S tokens of each, D hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from equipoise.balancing import Balancer, balancer
+from equipoise.balancing import resolve_balancer
+from equipoise.balancing.resolve import BalancerFactory
 from equipoise.layers import MoE, MoEOutput, Sample, SwiGLU
 from equipoise.model.attention import Attention, Rotary
 from equipoise.model.config import ModelConfig
 from equipoise.model.loss import linear_cross_entropy
 from equipoise.model.norm import RMSNorm
 from equipoise.routing import Routing, Tally
-
-MakeBalancer = Callable[[int, int], Balancer]
-"""(num_experts, top_k) to a balancer"""
 
 
 class ModelOutput(NamedTuple):
@@ -89,7 +86,7 @@ class DeepSeekMoE(nn.Module):
         self,
         config: ModelConfig,
         *,
-        balancer: str | MakeBalancer = "deepseek",
+        balancer: str | BalancerFactory = "deepseek",
         look_ahead: int = 0,
         recompute: bool = False,
     ) -> None:
@@ -101,7 +98,7 @@ class DeepSeekMoE(nn.Module):
             config.hidden_size // config.num_heads, config.sequence_length, config.rotary_base
         )
         self.blocks = nn.ModuleList(
-            Block(config, _feed_forward(config, layer, _maker(balancer), look_ahead))
+            Block(config, _feed_forward(config, layer, balancer, look_ahead))
             for layer in range(config.layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.norm_epsilon)
@@ -150,12 +147,8 @@ class DeepSeekMoE(nn.Module):
         return block(hidden, self.rotary)
 
 
-def _maker(chosen: str | MakeBalancer) -> MakeBalancer:
-    return (lambda E, K: balancer(chosen, E, top_k=K)) if isinstance(chosen, str) else chosen
-
-
 def _feed_forward(
-    config: ModelConfig, layer: int, make_balancer: MakeBalancer, look_ahead: int
+    config: ModelConfig, layer: int, balancer: str | BalancerFactory, look_ahead: int
 ) -> nn.Module:
     if layer < config.dense_layers:
         return SwiGLU(config.hidden_size, config.dense_size, config.init_std)
@@ -164,7 +157,7 @@ def _feed_forward(
         config.expert_size,
         config.num_experts,
         config.top_k,
-        balancer=make_balancer(config.num_experts, config.top_k),
+        balancer=resolve_balancer(balancer, config.num_experts, config.top_k, per_layer=True),
         shared_experts=config.shared_experts,
         score=config.score,
         renormalize=config.renormalize,

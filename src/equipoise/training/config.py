@@ -18,13 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from equipoise.balancing import Balancer, balancer
+from equipoise.balancing import Balancer, method_spec, resolve_balancer
 from equipoise.model import MODELS, ModelConfig
 from equipoise.storage.optional import import_optional
 from equipoise.storage.suggestions import did_you_mean
 
 Option = int | float | str
-WEIGHED = ("aux", "z_loss")  # what the paper calls u is a weight in the loss for these
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,8 +171,8 @@ class Config:
     def make_balancer(self, num_experts: int, top_k: int) -> Balancer:
         options: dict[str, Any] = dict(self.balancer_options)
         if self.update_rate is not None:
-            options["coefficient" if self.balancer in WEIGHED else "update_rate"] = self.update_rate
-        return balancer(self.balancer, num_experts, top_k=top_k, **options)
+            options[method_spec(self.balancer).update_rate_option] = self.update_rate
+        return resolve_balancer(self.balancer, num_experts, top_k, options)
 
     def keeps_batch(self, step: int) -> bool:
         """Whether this step's batch is one of those the trace keeps whole; the last one is."""

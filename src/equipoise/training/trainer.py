@@ -309,10 +309,7 @@ def _micro_batch(config: Config, world: World) -> int:
 
 def _shift(balancer: Balancer) -> Tensor:
     """A copy on the CPU; zeros for methods that have none."""
-    shift = getattr(balancer, "shift", None)
-    return (
-        torch.zeros(balancer.num_experts) if shift is None else shift.detach().to("cpu", copy=True)
-    )
+    return balancer.shift_or_zeros.to("cpu", copy=True)
 
 
 def _refuse_what_is_not_finite(number: int, loss: float, norm: float, rate: float) -> None:

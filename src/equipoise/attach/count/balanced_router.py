@@ -21,7 +21,6 @@ from equipoise.attach.count.shifted_topk import ShiftedTopK
 from equipoise.attach.find.probe import score_by_name
 from equipoise.attach.find.routers import FoundRouter
 from equipoise.balancing import Dual
-from equipoise.balancing.shift.directions import Direction
 from equipoise.routing import Tally, route
 
 
@@ -32,7 +31,7 @@ class BalancedRouter:
         self.found = found
         self.balancer = balancer
         self.context = context
-        self.needs_scores = type(balancer.direction).count is not Direction.count
+        self.needs_scores = balancer.needs_scores
         self.tallies: list[Tally] = []
         self.sure = 0
         """how many of them are of forwards that have ended: one that ends in an exception is not

@@ -33,6 +33,11 @@ class Direction(Precise, ABC):
     is nothing to settle
     """
 
+    @property
+    def needs_scores(self) -> bool:
+        """Whether it counts anything beyond loads."""
+        return type(self).count is not Direction.count
+
     def build(self, num_experts: int) -> None:
         """Make the buffers this direction needs; called once, by the balancer it belongs to."""
 

@@ -74,6 +74,14 @@ class Dual(Balancer):
     def needs_runner_up(self) -> bool:
         return self.direction.needs_runner_up
 
+    @property
+    def needs_scores(self) -> bool:
+        return self.direction.needs_scores or len(self.penalties) > 0
+
+    @property
+    def shift_or_zeros(self) -> Tensor:
+        return self.shift.detach()
+
     def expect_parts(self, tokens: int) -> None:
         self.direction.expect_parts(tokens, self.top_k, self.num_experts)
 
