@@ -25,8 +25,8 @@ import torch
 from scipy import stats
 
 import equipoise
-from equipoise.arena.cells import Cell, Reference, run
-from equipoise.arena.contest import plan
+from equipoise.arena.cells import Cell, StreamReference, run_cells
+from equipoise.arena.contest import plan_cells
 from equipoise.arena.floor import floor
 from equipoise.arena.streams.stream import Stream, catalogue
 from equipoise.results.arena import CellResult
@@ -51,7 +51,9 @@ LEVEL = 0.02  # "level": the interval of the relative difference reaches this
 
 def measure(cells: list[Cell], level: float) -> list[CellResult]:
     """Without the exact optimum, which this question does not need."""
-    return list(run(cells, Reference(level, {str(cells[0].stream.steps - 1): math.nan})))
+    return list(
+        run_cells(cells, StreamReference(level, {str(cells[0].stream.steps - 1): math.nan}))
+    )
 
 
 def tune(stream: Stream, tally_every: int, rivals: Rates) -> list[Cell]:
@@ -59,7 +61,7 @@ def tune(stream: Stream, tally_every: int, rivals: Rates) -> list[Cell]:
     cells = [
         cell
         for name, rates in rivals.items()
-        for cell in plan([stream], [name], rates, tally_every=tally_every)
+        for cell in plan_cells([stream], [name], rates, tally_every=tally_every)
     ]
     ranked = sorted(zip(cells, measure(cells, 1.0)), key=lambda pair: pair[1].steady_imbalance)
     best: dict[str, Cell] = {}

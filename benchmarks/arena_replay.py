@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import equipoise
-from equipoise.arena.cells import Cell, Reference, run
+from equipoise.arena.cells import Cell, StreamReference, run_cells
 from equipoise.arena.streams import catalogue
 
 RULES = {"deepseek": 1e-3, "quantile": 1.0, "curvature": None}
@@ -37,7 +37,9 @@ def trained(folder: Path, rule: str, steps: int) -> np.ndarray:
 def replayed(folder: Path, rule: str) -> np.ndarray:
     return np.array(
         [
-            next(run([Cell(stream, rule, RULES[rule], 1)], Reference(1.0, {"0": 1.0}))).imbalance
+            next(
+                run_cells([Cell(stream, rule, RULES[rule], 1)], StreamReference(1.0, {"0": 1.0}))
+            ).imbalance
             for stream in catalogue.find(str(folder))
         ]
     )

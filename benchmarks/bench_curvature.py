@@ -18,7 +18,8 @@ from torch import Tensor
 
 import equipoise
 from equipoise.arena.replay import replay
-from equipoise.arena.streams.stream import DriftingLogits, sampling_floor
+from equipoise.arena.streams.drifting import DriftingLogits
+from equipoise.arena.streams.stream import sampling_floor
 from equipoise.balancing.shift.flips import FlipMove
 
 T, E, K, STEPS, LAST = 16_384, 64, 6, 150, 50
@@ -73,7 +74,7 @@ def measure(seeds: int) -> dict[str, dict[str, list[tuple[float, int | None]]]]:
         rows = table.setdefault(stream_name, {name: [] for name in (*RIVALS, LIMIT)})
         for seed in range(seeds):
             batches = list(
-                DriftingLogits(T, E, STEPS, seed=seed, **settings)
+                DriftingLogits(T, E, STEPS, seed=seed, **settings).draw_batches()
             )  # 600 MB, but made once
             for name, options in RIVALS.items():
                 rows[name].append(steady(batches, name, options))

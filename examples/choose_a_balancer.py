@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from equipoise.arena.contest import contest, plan
+from equipoise.arena.contest import contest, plan_cells
 from equipoise.arena.streams import catalogue
 from equipoise.arena.tune import advise
 from equipoise.integrations.huggingface.recording import record_model
@@ -47,7 +47,9 @@ with tempfile.TemporaryDirectory() as name:
 
     # equipoise arena scores:model.layers.1.mlp --balancers none deepseek quantile curvature
     (stream,) = catalogue.find(f"{place / 'scores'}:{trace.layers[1]}")
-    results = contest(plan([stream], ["none", "deepseek", "quantile", "curvature"]), workers=1)
+    results = contest(
+        plan_cells([stream], ["none", "deepseek", "quantile", "curvature"]), workers=1
+    )
     for result in sorted(results, key=lambda each: each.steady_imbalance):
         rate = "" if result.rate is None else f"{result.rate:g}"
         print(

@@ -42,6 +42,16 @@ _HOMES = {
     "balancers": "equipoise.balancing",
     "settled": "equipoise.balancing",
     "balance": "equipoise.attach",
+    # the verbs of the command line; those whose name is a package's have a verb in front
+    "compare": "equipoise.experiments.compare",
+    "demo": "equipoise.arena.demo",
+    "doctor": "equipoise.integrations.huggingface.doctor",
+    "plan": "equipoise.experiments.plan",
+    "record": "equipoise.integrations.record",
+    "run_arena": "equipoise.arena.run_arena",
+    "sweep": "equipoise.experiments.sweep.sweep",
+    "tune": "equipoise.arena.tune",
+    "write_report": "equipoise.report.write_report",
 }
 
 __all__ = [
@@ -60,25 +70,43 @@ __all__ = [
     "balancer",
     "balancers",
     "check_scores",
+    "compare",
+    "demo",
+    "doctor",
     "evaluate",
     "idle_share",
     "metrics",
+    "plan",
     "preset",
+    "record",
     "reduce",
     "route",
+    "run_arena",
     "score_function",
     "settled",
     "solve",
+    "sweep",
     "train",
+    "tune",
     "verify",
+    "write_report",
 ]
 
 if TYPE_CHECKING:
+    from equipoise.arena.demo import demo
+    from equipoise.arena.run_arena import run_arena
+    from equipoise.arena.tune import tune
     from equipoise.attach import balance
     from equipoise.balancing import Balancer, balancer, balancers, settled
+    from equipoise.experiments.compare import compare
+    from equipoise.experiments.plan import plan
+    from equipoise.experiments.sweep.sweep import sweep
+    from equipoise.integrations.huggingface.doctor import doctor
+    from equipoise.integrations.record import record
     from equipoise.layers import MoE, Router
     from equipoise.model import DeepSeekMoE
     from equipoise.optimum import Solution, evaluate, solve
+    from equipoise.report.write_report import write_report
     from equipoise.routing import (
         Groups,
         Routing,

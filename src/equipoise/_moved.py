@@ -41,6 +41,7 @@ MOVED = {
     "arena.catalogue": "arena.streams.catalogue",
     "arena.synthetic": "arena.streams.synthetic",
     "arena.recorded": "arena.streams.recorded",
+    "arena.record": "integrations.record",
     "comparison": "results.comparison",
     "experiments.grid": "experiments.sweep.grid",
     "integrations.lightning": "attach.lightning",

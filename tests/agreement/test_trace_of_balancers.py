@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import equipoise
-from equipoise.arena.streams.stream import DriftingLogits
+from equipoise.arena.streams.drifting import DriftingLogits
 from equipoise.theorems import verify
 from equipoise.trace import Trace, TraceWriter
 
@@ -17,7 +17,7 @@ T, E, K = 512, 8, 2
 def recorded(folder, name, gate="softmax", steps=4, **options):
     """A few steps of a balancer, as a training's observer would record them."""
     balancer = equipoise.balancer(name, E, top_k=K, **options)
-    stream = DriftingLogits(T, E, steps=steps, drift=0.02, seed=1)
+    stream = DriftingLogits(T, E, steps=steps, drift=0.02, seed=1).draw_batches()
     with TraceWriter(folder, top_k=K, layers=1, about={"gate": gate, "balancer": name}) as writer:
         for n, scores in enumerate(stream):
             scores = scores.log().sigmoid() if gate == "sigmoid" else scores

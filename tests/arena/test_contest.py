@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import equipoise
-from equipoise.arena.cells import Cell, refer, run
-from equipoise.arena.contest import contest, plan
+from equipoise.arena.cells import Cell, reference_for, run_cells
+from equipoise.arena.contest import contest, plan_cells
 from equipoise.arena.streams import catalogue
 from equipoise.results.arena import SUMMARY_KEYS
 
@@ -26,7 +26,7 @@ def results():
     return {
         (each.balancer, each.rate): each
         for each in contest(
-            plan([SMALL], ["none", "deepseek", "quantile", "curvature", "base"], devices=4),
+            plan_cells([SMALL], ["none", "deepseek", "quantile", "curvature", "base"], devices=4),
             workers=1,
         )
     }
@@ -73,15 +73,15 @@ def test_the_lag_one_limit_is_the_batch_before(results):
 
 
 def test_a_smaller_tally_still_balances():
-    reference = refer(SMALL)
+    reference = reference_for(SMALL)
     (whole,), (eighth,) = (
-        run([Cell(SMALL, "quantile", 0.5, 4, every)], reference) for every in (1, 8)
+        run_cells([Cell(SMALL, "quantile", 0.5, 4, every)], reference) for every in (1, 8)
     )
     assert whole.steady_imbalance < eighth.steady_imbalance < 0.8
 
 
 def test_finished_cells_are_not_run_again(tmp_path):
-    cells = plan([SMALL], ["none", "curvature"], devices=4)
+    cells = plan_cells([SMALL], ["none", "curvature"], devices=4)
     first = contest(cells[:1], out=tmp_path, workers=1)
     (file,) = tmp_path.glob("small-none-*.json")
     file.write_text(json.dumps({**json.loads(file.read_text()), "switched": 0.25}))
@@ -89,12 +89,12 @@ def test_finished_cells_are_not_run_again(tmp_path):
     again = contest(cells, out=tmp_path, workers=1, on_cell=done.append)
     assert done == [1, 1]
     assert (again[0].switched, first[0].switched) == (0.25, 0)
-    other = plan([dataclasses.replace(SMALL, seed=1)], ["none"], devices=4)
+    other = plan_cells([dataclasses.replace(SMALL, seed=1)], ["none"], devices=4)
     assert contest(other, out=tmp_path, workers=1)[0].switched == 0
 
 
 def test_a_stopped_contest_goes_on(tmp_path):
-    cells = plan([SMALL], ["none", "curvature"], devices=4)
+    cells = plan_cells([SMALL], ["none", "curvature"], devices=4)
 
     def stop(number):
         if number:
@@ -110,7 +110,7 @@ def test_a_stopped_contest_goes_on(tmp_path):
 
 
 def test_damaged_cells_are_run_again(tmp_path):
-    cells = plan([SMALL], ["none"], devices=4)
+    cells = plan_cells([SMALL], ["none"], devices=4)
     first = contest(cells, out=tmp_path, workers=1)
     for text in ("{", "[]", ""):
         next(tmp_path.glob("small-none-*.json")).write_text(text)
@@ -128,37 +128,37 @@ def test_another_arenas_unfinished_files_are_left_alone(tmp_path):
 def test_all_experts_for_all_tokens():
     """K = E: loads are even whatever one does, and there is no floor to be measured by."""
     stream = dataclasses.replace(SMALL, num_experts=4, top_k=4)
-    for result in contest(plan([stream], ["none", "quantile", "curvature"]), workers=1):
+    for result in contest(plan_cells([stream], ["none", "quantile", "curvature"]), workers=1):
         assert (result.steady_imbalance, result.over_floor, result.steps_to_floor) == (0, None, 0)
         assert json.loads(json.dumps(result.summary_row(), allow_nan=False))["over_floor"] is None
 
 
 def test_what_is_named_twice_is_run_once():
-    assert len(plan([SMALL], ["deepseek", "none", "deepseek"], [1e-3, 1e-3])) == 2
+    assert len(plan_cells([SMALL], ["deepseek", "none", "deepseek"], [1e-3, 1e-3])) == 2
 
 
 def test_processes_give_the_same(results, tmp_path):
     names = ["quantile", "curvature"]
     torch.set_num_threads(1)
-    for each in contest(plan([SMALL], names, devices=4), out=tmp_path, workers=2):
+    for each in contest(plan_cells([SMALL], names, devices=4), out=tmp_path, workers=2):
         assert each.summary_row() == results[each.balancer, each.rate].summary_row()
 
 
 def test_mistakes_are_told_before_anything_runs():
     with pytest.raises(ValueError, match="did you mean 'deepseek'"):
-        plan([SMALL], ["deepsek"])
+        plan_cells([SMALL], ["deepsek"])
     with pytest.raises(ValueError, match="acts through the loss"):
-        plan([SMALL], ["aux"])
+        plan_cells([SMALL], ["aux"])
     for rate in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="a rate is a number above 0"):
-            plan([SMALL], ["deepseek"], [rate])
+            plan_cells([SMALL], ["deepseek"], [rate])
     with pytest.raises(ValueError, match="at most 1, not 2"):
-        plan([SMALL], ["deepseek", "quantile"], [2.0])
+        plan_cells([SMALL], ["deepseek", "quantile"], [2.0])
     with pytest.raises(ValueError, match="do not divide over 5 devices"):
-        plan([SMALL], ["none"], devices=5)
+        plan_cells([SMALL], ["none"], devices=5)
 
 
 @pytest.mark.parametrize("option", ["devices", "tally_every"])
 def test_impossible_numbers_are_refused(option):
     with pytest.raises(ValueError, match=f"--{option.replace('_', '-')} must be at least 1, not 0"):
-        plan([], [], None, **{option: 0})
+        plan_cells([], [], None, **{option: 0})

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from equipoise.arena.cells import Cell, Reference, run
+from equipoise.arena.cells import Cell, StreamReference, run_cells
 from equipoise.arena.floor import floor, formula, shares
 from equipoise.arena.streams.synthetic import Skew, Synthetic
 
@@ -25,7 +25,9 @@ EVEN = Synthetic(
 
 def measured(stream):
     """Without skew every expert is equally likely, and nothing needs a shift."""
-    (result,) = run([Cell(stream, "none")], Reference(1.0, {str(stream.steps - 1): 1.0}))
+    (result,) = run_cells(
+        [Cell(stream, "none")], StreamReference(1.0, {str(stream.steps - 1): 1.0})
+    )
     return np.mean(result.imbalance)
 
 

@@ -7,11 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from equipoise.arena.cells import Cell, Reference, run
-from equipoise.arena.record import record
+from equipoise.arena.cells import Cell, StreamReference, run_cells
 from equipoise.arena.streams.recorded import Recorded
 from equipoise.trace import Trace
 from equipoise.training import train
+from equipoise.training.record_run import record_run
 from tests.training.micro import small_config
 
 TEXT = " ".join(
@@ -39,7 +39,9 @@ def replayed(place, scores_of, rule, rate):
     seen = []
     for layer in (0, 1):
         stream = Recorded.of(place / scores_of / "trace", layer)
-        (result,) = run([Cell(stream, rule, rate, 1)], Reference(1.0, {str(stream.steps - 1): 1.0}))
+        (result,) = run_cells(
+            [Cell(stream, rule, rate, 1)], StreamReference(1.0, {str(stream.steps - 1): 1.0})
+        )
         seen.append(result.imbalance)
     return np.array(seen)
 
@@ -67,7 +69,7 @@ def test_replay_predicts_the_other_training(trained):
 
 def test_recorded_scores_are_the_models(trained, monkeypatch, tmp_path):
     monkeypatch.setenv("EQUIPOISE_CACHE", str(trained / "cache"))
-    trace = record(trained / "deepseek", tmp_path / "scores", batches=3)
+    trace = record_run(trained / "deepseek", tmp_path / "scores", batches=3)
     assert trace.about["sequence_length"] == 16
     final = Trace.open(trained / "deepseek/trace").record(0, 40)
     kept = trace.record(0, 2)
@@ -79,13 +81,13 @@ def test_recorded_scores_are_the_models(trained, monkeypatch, tmp_path):
 
 def test_folders_that_are_no_trainings_are_told(tmp_path):
     with pytest.raises(ValueError, match="is not the folder of a training"):
-        record(tmp_path, tmp_path / "scores")
+        record_run(tmp_path, tmp_path / "scores")
 
 
 def test_a_text_is_not_begun_anew(trained, monkeypatch, tmp_path):
     monkeypatch.setenv("EQUIPOISE_CACHE", str(trained / "cache"))
     (tmp_path / "short.txt").write_text(TEXT[:3000].replace(",", "\n"))
-    few = record(
+    few = record_run(
         trained / "deepseek",
         tmp_path / "few",
         data=str(tmp_path / "short.txt"),
@@ -96,7 +98,7 @@ def test_a_text_is_not_begun_anew(trained, monkeypatch, tmp_path):
     first = {few.record(0, step).scores[:16].tobytes() for step in few.steps(0)}
     assert len(first) == len(few.steps(0))
     with pytest.raises(ValueError, match="too few for a batch of 1000"):
-        record(
+        record_run(
             trained / "deepseek",
             tmp_path / "none",
             data=str(tmp_path / "short.txt"),

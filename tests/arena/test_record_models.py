@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import equipoise
-from equipoise.arena.cells import Cell, refer, run
+from equipoise.arena.cells import Cell, reference_for, run_cells
 from equipoise.arena.streams.recorded import Recorded
 from equipoise.cli import main
 from equipoise.integrations.huggingface import reading
@@ -149,7 +149,7 @@ def test_logits_have_an_affinity(saved, place, tmp_path):
     record(saved("gpt_oss"), place, tmp_path / "trace", batches=6)
     stream = Recorded.of(tmp_path / "trace")
     assert float(stream.batch(0).scores.min()) < 0
-    (exact,) = run([Cell(stream, "base", None, 1)], refer(stream))
+    (exact,) = run_cells([Cell(stream, "base", None, 1)], reference_for(stream))
     assert exact.affinity_kept == pytest.approx(1, abs=1e-3)
 
 

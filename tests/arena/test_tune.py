@@ -5,8 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from equipoise.arena.command import Request
-from equipoise.arena.tune import advise, run
+from equipoise.arena.tune import advise, tune
 from equipoise.results.arena import CellResult
 
 
@@ -59,9 +58,9 @@ def test_the_last_rate_tried_is_told():
 
 def test_too_little_to_tell_is_refused():
     with pytest.raises(ValueError, match="at least two"):
-        run(Request(streams=["drift"], balancers=["deepseek"]))
+        tune("drift", balancers=["deepseek"])
     with pytest.raises(ValueError, match="too few to tell"):
-        run(Request(streams=["drift"], steps=5))
+        tune("drift", steps=5)
 
 
 def test_nothing_to_choose_between_is_noise():

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import equipoise
-from equipoise.arena.cells import Cell, Reference, run
+from equipoise.arena.cells import Cell, StreamReference, run_cells
 from equipoise.arena.floor import floor
 from equipoise.arena.replay import replay
 from equipoise.arena.streams import catalogue
-from equipoise.arena.streams.stream import DriftingLogits, sampling_floor
+from equipoise.arena.streams.drifting import DriftingLogits
+from equipoise.arena.streams.stream import sampling_floor
 from equipoise.balancing.shift.curvature import CurvatureMove, count_pairs
 from equipoise.balancing.shift.flips import FlipMove, default_stride
 from equipoise.routing import route
@@ -108,7 +109,7 @@ def test_two_components_are_bridged():
 @pytest.mark.parametrize(("drift", "low", "high"), [(0.0, 0.01, 0.05), (0.03, 0.4, 1.0)])
 def test_the_gain_finds_itself(drift, low, high):
     balancer = equipoise.balancer("curvature", 16, top_k=2)
-    for _ in replay(DriftingLogits(2048, 16, steps=60, drift=drift), balancer):
+    for _ in replay(DriftingLogits(2048, 16, steps=60, drift=drift).draw_batches(), balancer):
         pass
     assert low <= float(balancer.direction.gain) <= high
 
@@ -128,7 +129,7 @@ def test_thin_evidence_adds_up(seed):
     gain of at least 0.05 and a bandwidth from one batch, in which six tokens hesitate, it was 1.10
     times that.
     """
-    history = imbalances(DriftingLogits(64, 8, steps=1000, seed=seed), 8)
+    history = imbalances(DriftingLogits(64, 8, steps=1000, seed=seed).draw_batches(), 8)
     assert sum(history[600:]) / 400 <= 1.035 * sampling_floor(
         64, 8, 2
     )  # single seeds scatter by 2 to 4%
@@ -136,7 +137,7 @@ def test_thin_evidence_adds_up(seed):
 
 def test_a_swap_after_long_calm_is_noticed():
     """By then the gain is small. Fifteen steps later the swap has to be forgotten."""
-    history = imbalances(DriftingLogits(512, 8, steps=330, swap_at=300, seed=7), 8)
+    history = imbalances(DriftingLogits(512, 8, steps=330, swap_at=300, seed=7).draw_batches(), 8)
     assert history[300] > 0.3
     assert sum(history[315:]) / 15 <= 1.3 * sampling_floor(512, 8, 2)
 
@@ -178,7 +179,7 @@ def test_an_empty_batch_changes_nothing(mask):
 def test_small_batches_weigh_little():
     """Batches of 1,024 tokens and of one in turn: the one token must not undo what the others show."""
     balancer = equipoise.balancer("curvature", 8, top_k=2)
-    stream = DriftingLogits(1024, 8, steps=200, seed=7)
+    stream = DriftingLogits(1024, 8, steps=200, seed=7).draw_batches()
     history = imbalances(
         (scores[: 1 if step % 2 else None] for step, scores in enumerate(stream)), 8, balancer
     )
@@ -211,7 +212,7 @@ def test_many_experts_let_the_gain_move_faster():
     it was still 0.24.
     """
     balancer = equipoise.balancer("curvature", 300, top_k=6)
-    for _ in replay(DriftingLogits(512, 300, steps=24, drift=0.0), balancer):
+    for _ in replay(DriftingLogits(512, 300, steps=24, drift=0.0).draw_batches(), balancer):
         pass
     assert float(balancer.direction.gain) < 0.2
 
@@ -221,7 +222,7 @@ def test_many_experts_let_the_gain_move_faster():
 )
 def test_it_beats_quantile(stream, most):
     """The small, seeded form of benchmarks/bench_curvature.py."""
-    batches = list(DriftingLogits(2048, 16, steps=70, seed=3, **stream))
+    batches = list(DriftingLogits(2048, 16, steps=70, seed=3, **stream).draw_batches())
     final = {}
     for name in ("quantile", "curvature"):
         history = list(replay(batches, equipoise.balancer(name, 16, top_k=2)))
@@ -240,8 +241,9 @@ def test_noise_that_is_usual_moves_no_expert_alone(name, most):
     astray, it was 1.3 and 2.7.
     """
     (stream,) = catalogue.find(name, seed=5, steps=60)
-    (result,) = run(
-        [Cell(stream, "curvature")], Reference(floor(stream), {str(stream.steps - 1): math.nan})
+    (result,) = run_cells(
+        [Cell(stream, "curvature")],
+        StreamReference(floor(stream), {str(stream.steps - 1): math.nan}),
     )
     assert result.over_floor < most
 

@@ -21,7 +21,7 @@ def trained_here(monkeypatch):
     """Trainings in this process, which has torch already; the names of those that were made."""
     made = []
 
-    def run(planned, *, at_once=1):
+    def run(planned, *, workers=1):
         for job in planned:
             jobs.refuse_other_run(job)
             if not job.finished:
@@ -110,7 +110,7 @@ def test_processes_fail_alone_and_are_recorded(tmp_path, settings):
     planned = plan_runs(tmp_path, "tiny", ["none", "quantile"], 1, settings)
     (planned[0].folder).mkdir(parents=True)
     (planned[0].folder / "trace").write_text("where a folder should be")
-    failed = jobs.run(planned, at_once=2)
+    failed = jobs.run(planned, workers=2)
     assert list(failed) == ["none-0"]
     assert "exit code" in jobs.failure(planned[0].folder)
     assert planned[1].finished

@@ -6,9 +6,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import equipoise
+from equipoise.cli.plan import plan_rows
 from equipoise.experiments.plan import (
     GPUS,
-    _rows,
     expected_maximum,
     flops_per_token,
     idle_share,
@@ -62,7 +62,7 @@ def test_memory_says_whether_it_fits():
     assert plan("deepseekmoe-1b", gpus=8).fits
     assert not plan("deepseekmoe-3b", gpus=1, gpu="RTX4090").fits
     assert any(
-        "does NOT fit" in row[1] for row in _rows(plan("deepseekmoe-3b", gpus=1, gpu="RTX4090"))
+        "does NOT fit" in row[1] for row in plan_rows(plan("deepseekmoe-3b", gpus=1, gpu="RTX4090"))
     )
 
 

@@ -49,7 +49,7 @@ def test_the_best_has_the_lowest_loss(tmp_path):
     found = sweep(
         grid(balancer=["deepseek", "aux"], learning_rate=[0.3, 0.1, 0.2], seed=[0, 1]),
         tmp_path,
-        at_once=3,
+        workers=3,
     )
     assert [row["settings"]["learning_rate"] for row in found["rows"]] == [
         0.1,
@@ -201,7 +201,7 @@ def wait_for(true, seconds=300):
 def test_wrong_engines_are_told(tmp_path):
     for options, message in (
         ({"engine": "spark"}, "no engine 'spark': there are local and ray"),
-        ({"at_once": 0}, "at least one trial at once"),
+        ({"workers": 0}, "at least one trial at once"),
         ({"address": "auto"}, "goes with --engine ray"),
         ({"engine": "ray", "cpus_per_trial": 0}, "needs CPUs or GPUs"),
         ({"processes_per_trial": -1}, "at least one process"),

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
 from equipoise.cli import main
-from equipoise.integrations.huggingface.doctor import examine
+from equipoise.integrations.huggingface.doctor import doctor
 from tests.attach.families import WITH_BIAS, present
 from tests.attach.tools import tiny
 
@@ -20,7 +20,7 @@ def test_every_family_is_read(family, tmp_path):
         if name.endswith(("e_score_correction_bias", "expert_bias")):
             value.data.copy_(torch.linspace(-1, 1, value.numel()).view_as(value) + 3)
     model.save_pretrained(tmp_path)
-    diagnosis = examine(tmp_path, tokens=64)
+    diagnosis = doctor(tmp_path, tokens=64)
     assert (diagnosis.top_k, diagnosis.score) == (family.top_k, family.score)
     assert (diagnosis.groups == (4, 2)) == family.grouped
     for finding in diagnosis.findings:
@@ -52,7 +52,7 @@ def glm(folder, bias, **options):
 
 def test_an_offset_is_seen_and_its_cure(tmp_path):
     """As filed with sglang: values near 8 collapse in bf16, and nearly all tokens change experts."""
-    (finding,) = (diagnosis := examine(glm(tmp_path, 8 + 0.02 * torch.randn(64)))).findings
+    (finding,) = (diagnosis := doctor(glm(tmp_path, 8 + 0.02 * torch.randn(64)))).findings
     assert finding.distinct == 64
     assert finding.distinct_bf16 < 8
     assert finding.changed_bf16 > 0.3
@@ -62,7 +62,7 @@ def test_an_offset_is_seen_and_its_cure(tmp_path):
 
 
 def test_zeros_are_told(tmp_path):
-    diagnosis = examine(glm(tmp_path, torch.zeros(64)))
+    diagnosis = doctor(glm(tmp_path, torch.zeros(64)))
     assert not diagnosis.findings[0].moved
     assert "never moved" in diagnosis.advice[0]
 
@@ -73,25 +73,23 @@ def test_lost_digits_are_told(tmp_path):
     save_file(
         {key: value.bfloat16() for key, value in tensors.items()}, tmp_path / "model.safetensors"
     )
-    diagnosis = examine(tmp_path)
+    diagnosis = doctor(tmp_path)
     assert diagnosis.findings[0].dtype == "bfloat16"
     assert diagnosis.findings[0].changed_bf16 > 0
     assert "digits are lost" in diagnosis.advice[0]
 
 
 def test_healthy_biases_are_left_alone(tmp_path):
-    assert examine(glm(tmp_path, torch.arange(64.0) / 64 - 0.5)).advice == [
-        "nothing to worry about"
-    ]
+    assert doctor(glm(tmp_path, torch.arange(64.0) / 64 - 0.5)).advice == ["nothing to worry about"]
 
 
 def test_shards_are_followed(tmp_path):
     glm(tmp_path, torch.arange(64.0), max_shard_size="20KB")
     assert (tmp_path / "model.safetensors.index.json").is_file()
-    assert examine(tmp_path).findings[0].spread == 63
+    assert doctor(tmp_path).findings[0].spread == 63
     next(tmp_path.glob("model-00001*")).unlink()
     with pytest.raises(FileNotFoundError, match="names files that are not there"):
-        examine(tmp_path)
+        doctor(tmp_path)
 
 
 def test_the_command_prints_a_table_and_json(tmp_path, capsys):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.arena.contest import contest, plan
+from equipoise.arena.contest import contest, plan_cells
 from equipoise.arena.streams import catalogue
 from equipoise.report import report
 from equipoise.report.arena.answer import answer, standings
@@ -142,7 +142,7 @@ def test_text_is_escaped(tmp_path):
 
 def test_the_folder_of_an_arena_has_a_page(tmp_path):
     streams = catalogue.find("drift", steps=9, tokens=128)
-    contest(plan(streams, ["none", "quantile"]), out=tmp_path, workers=1)
+    contest(plan_cells(streams, ["none", "quantile"]), out=tmp_path, workers=1)
     assert report(tmp_path) == tmp_path / "report.html"
     assert "On drift, quantile at rate" in (tmp_path / "report.html").read_text()
     next(tmp_path.glob("drift-none-*.json")).unlink()

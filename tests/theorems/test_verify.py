@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.cli import main
+from equipoise.cli.verify import verdict_cells, verdict_summary
 from equipoise.optimum.loop import FixedScores, deepseek, inverse, inverse_sqrt
 from equipoise.theorems import verify
-from equipoise.theorems.command import row, summary
 from equipoise.theorems.evidence.program import run_loop
 from equipoise.theorems.verdict import HypothesisError, Slack, Verdict, judge, require
 from equipoise.theorems.verify import FIXED, GROUPS, NAMES, NO_BATCH, PROJECTED, whole_records
@@ -139,11 +139,11 @@ def test_rows_and_summaries():
     fine = Verdict("a", True, True, 0.12345, 3, "x")
     wrong = Verdict("b", True, False, -1.0, 4, "y")
     silent = Verdict("c", False, None, None, None, "z")
-    assert row(fine) == ("a", "yes", "yes", "0.123", "3", "x")
-    assert row(wrong)[2] == "NO"
-    assert row(silent) == ("c", "no", "-", "-", "-", "z")
-    assert summary([fine, silent]) == "1 of 2 apply; all of them hold"
-    assert summary([fine, wrong, silent]) == "2 of 3 apply; 1 do not hold"
+    assert verdict_cells(fine) == ("a", "yes", "yes", "0.123", "3", "x")
+    assert verdict_cells(wrong)[2] == "NO"
+    assert verdict_cells(silent) == ("c", "no", "-", "-", "-", "z")
+    assert verdict_summary([fine, silent]) == "1 of 2 apply; all of them hold"
+    assert verdict_summary([fine, wrong, silent]) == "2 of 3 apply; 1 do not hold"
 
 
 class Piece:

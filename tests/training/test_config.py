@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 import equipoise
+from equipoise.cli.train import parse_config
 from equipoise.model import MODELS
 from equipoise.training import preset
-from equipoise.training.command import parse
 from equipoise.training.config import PRESETS, read, write_yaml
 from equipoise.training.schedule import learning_rate
 from equipoise.training.settings import differences
@@ -37,7 +37,7 @@ def test_flags_change_a_preset():
         "--balancer aux --update-rate 0.1 --balancer-options scope global "
         "--model.num-experts 32 --resume"
     )
-    config = parse(flags.split(), preset("tiny"))
+    config = parse_config(flags.split(), preset("tiny"))
     assert (config.balancer, config.update_rate, config.resume) == ("aux", 0.1, True)
     assert config.model == dataclasses.replace(MODELS["tiny"], num_experts=32)
     assert config.make_balancer(32, 2).penalties[0].scope == "global"

@@ -71,7 +71,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Reference:
+class StreamReference:
     """What no cell depends on: the stream's floor, and the optimum of its last batches."""
 
     floor: float
@@ -85,7 +85,7 @@ class Reference:
     """
 
 
-def refer(stream: Stream) -> Reference:
+def reference_for(stream: Stream) -> StreamReference:
     """The floor, and the exact optimum of as many of the last batches as can be solved in seconds."""
     steps = range(max(0, stream.steps - _solved(stream)), stream.steps)
     optimum, lags, shift = {}, [], None
@@ -101,27 +101,27 @@ def refer(stream: Stream) -> Reference:
             solution.shift,
             solution.value - _least(batch) * len(tokens) * stream.top_k,
         )
-    return Reference(floor(stream), optimum, float(np.mean(lags)) if lags else None)
+    return StreamReference(floor(stream), optimum, float(np.mean(lags)) if lags else None)
 
 
-def run(
-    cells: list[Cell], reference: Reference, on_step: Callable[[], None] = lambda: None
+def run_cells(
+    cells: list[Cell], reference: StreamReference, on_step: Callable[[], None] = lambda: None
 ) -> Iterator[CellResult]:
     """Cells of one stream, side by side, so that its batches are made once."""
     stream = cells[0].stream
-    runs = [_Run(cell, reference) for cell in cells]
+    runs = [_CellRun(cell, reference) for cell in cells]
     for step in range(stream.steps):
         batch = stream.batch(step)
         for each in runs:
-            each.meet(step, batch)
+            each.take_step(step, batch)
         on_step()
     return (each.result() for each in runs)
 
 
-class _Run:
+class _CellRun:
     """A cell on its way through the stream."""
 
-    def __init__(self, cell: Cell, reference: Reference) -> None:
+    def __init__(self, cell: Cell, reference: StreamReference) -> None:
         self.cell, self.reference, self.rule = cell, reference, cell.make()
         self.imbalance: list[float] = []
         self.max_violation: list[float] = []
@@ -129,7 +129,7 @@ class _Run:
         self.kept: list[float] = []
         self.switched: list[float] = []
 
-    def meet(self, step: int, batch: Batch) -> None:
+    def take_step(self, step: int, batch: Batch) -> None:
         routing = self._route(batch)
         levels = _levels(self.cell.stream, routing.loads)
         self.imbalance.append(float(levels["imbalance"]))

@@ -1,7 +1,7 @@
 """The contest: every rule at every rate on every stream, over several processes, in a folder that
 can be gone on with.
 
-    results = list(contest(plan(streams, balancers), out="runs/arena"))
+    results = list(contest(plan_cells(streams, balancers), out="runs/arena"))
 
 A cell's figures appear in the folder when it is done, whole or not at all, under a name that
 follows from everything the cell depends on. Called again, what is there is read and the rest is
@@ -23,7 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from equipoise.arena.cells import FORMAT, Cell, Reference, refer, run
+from equipoise.arena.cells import FORMAT, Cell, StreamReference, reference_for, run_cells
 from equipoise.arena.streams.stream import Stream
 from equipoise.balancing import method_spec
 from equipoise.results.arena import ARENA_MANIFEST, ArenaManifest, CellResult
@@ -33,7 +33,7 @@ ABANDONED = 3600.0  # seconds without a change after which an unfinished file is
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
-def plan(
+def plan_cells(
     streams: Iterable[Stream],
     balancers: Sequence[str],
     rates: Sequence[float] | None = None,
@@ -52,7 +52,7 @@ def plan(
         for name in dict.fromkeys(balancers):
             tried = method_spec(name).rates_to_try
             for rate in dict.fromkeys(rates or tried) if tried else (None,):
-                cell = Cell(stream, name, rate, devices or _devices(stream), tally_every)
+                cell = Cell(stream, name, rate, devices or default_devices(stream), tally_every)
                 cell.make()
                 cells.append(cell)
     if devices and (bad := next((c.stream for c in cells if c.stream.num_experts % devices), None)):
@@ -80,31 +80,31 @@ def contest(
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
         _clear_old(place)
-        asked: ArenaManifest = {"cells": [_path(place, cell).name for cell in cells]}
-        if _read(place / ARENA_MANIFEST) != asked:
+        asked: ArenaManifest = {"cells": [_cell_path(place, cell).name for cell in cells]}
+        if _read_object(place / ARENA_MANIFEST) != asked:
             write_json(place / ARENA_MANIFEST, asked)
-        missing = [cell for cell in cells if _read(_path(place, cell)) is None]
+        missing = [cell for cell in cells if _read_object(_cell_path(place, cell)) is None]
         on_cell(len(cells) - len(missing))
         try:
-            _run_all(missing, place, workers or os.cpu_count() or 1, on_cell)
+            _run_missing(missing, place, workers or os.cpu_count() or 1, on_cell)
         except KeyboardInterrupt:
-            done = sum(_path(place, cell).exists() for cell in cells)
+            done = sum(_cell_path(place, cell).exists() for cell in cells)
             kept = (
                 f"{done} of {len(cells)} cells are in {out}, the same command goes on"
                 if out
                 else "nothing was kept, for want of --out"
             )
             raise KeyboardInterrupt(f"stopped: {kept}") from None
-        return [CellResult(**_expect(_path(place, cell))) for cell in cells]
+        return [CellResult(**_require_object(_cell_path(place, cell))) for cell in cells]
 
 
-def _run_all(
+def _run_missing(
     missing: list[Cell], place: Path, workers: int, on_cell: Callable[[int], None]
 ) -> None:
     if workers == 1:
-        for stream_cells in _by_stream(missing):
-            reference = _refer(stream_cells[0].stream, place)
-            for job in _jobs(stream_cells):
+        for stream_cells in _group_by_stream(missing):
+            reference = _find_reference(stream_cells[0].stream, place)
+            for job in _group_by_balancer(stream_cells):
                 on_cell(_run_job(job, reference, place))
         return
     kept = {name: os.environ.get(name) for name in THREADS}
@@ -126,9 +126,9 @@ def _hand_out(
     """References first, the largest streams before all; a stream's cells as soon as its reference
     is there.
     """
-    order = sorted(_by_stream(missing), key=lambda cells: -cells[0].stream.num_experts)
+    order = sorted(_group_by_stream(missing), key=lambda cells: -cells[0].stream.num_experts)
     waiting: dict[Future[Any], list[Cell] | None] = {
-        pool.submit(_refer, cells[0].stream, place): cells for cells in order
+        pool.submit(_find_reference, cells[0].stream, place): cells for cells in order
     }
     try:
         while waiting:
@@ -140,14 +140,15 @@ def _hand_out(
                 else:
                     reference = future.result()
                     waiting |= {
-                        pool.submit(_run_job, job, reference, place): None for job in _jobs(cells)
+                        pool.submit(_run_job, job, reference, place): None
+                        for job in _group_by_balancer(cells)
                     }
     except BaseException:
-        _stop(pool)
+        _stop_pool(pool)
         raise
 
 
-def _stop(pool: ProcessPoolExecutor) -> None:
+def _stop_pool(pool: ProcessPoolExecutor) -> None:
     """At once, not when the running cells are done: files are written whole or not at all, so
     nothing is lost but time.
     """
@@ -167,14 +168,14 @@ def _clear_old(place: Path) -> None:
                 left.unlink()
 
 
-def _by_stream(cells: Iterable[Cell]) -> list[list[Cell]]:
+def _group_by_stream(cells: Iterable[Cell]) -> list[list[Cell]]:
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
         groups.setdefault(cell.stream.identity, []).append(cell)
     return list(groups.values())
 
 
-def _jobs(cells: Iterable[Cell]) -> list[list[Cell]]:
+def _group_by_balancer(cells: Iterable[Cell]) -> list[list[Cell]]:
     """What one process runs at a time: a rule at all its rates."""
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
@@ -182,33 +183,33 @@ def _jobs(cells: Iterable[Cell]) -> list[list[Cell]]:
     return list(groups.values())
 
 
-def _refer(stream: Stream, place: Path) -> Reference:
-    path = place / f"{_safe(stream.name)}-reference-{_digest(stream)}.json"
-    if (found := _read(path)) is None:
-        found = asdict(refer(stream))
+def _find_reference(stream: Stream, place: Path) -> StreamReference:
+    path = place / f"{_safe_name(stream.name)}-reference-{_stream_digest(stream)}.json"
+    if (found := _read_object(path)) is None:
+        found = asdict(reference_for(stream))
         write_json(path, found)
-    return Reference(**found)
+    return StreamReference(**found)
 
 
-def _run_job(cells: list[Cell], reference: Reference, place: Path) -> int:
-    for cell, result in zip(cells, run(cells, reference), strict=True):
-        write_json(_path(place, cell), asdict(result))
+def _run_job(cells: list[Cell], reference: StreamReference, place: Path) -> int:
+    for cell, result in zip(cells, run_cells(cells, reference), strict=True):
+        write_json(_cell_path(place, cell), asdict(result))
     return len(cells)
 
 
-def _path(place: Path, cell: Cell) -> Path:
-    return place / f"{_safe(cell.stream.name)}-{cell.key}.json"
+def _cell_path(place: Path, cell: Cell) -> Path:
+    return place / f"{_safe_name(cell.stream.name)}-{cell.key}.json"
 
 
-def _digest(stream: Stream) -> str:
+def _stream_digest(stream: Stream) -> str:
     return hashlib.sha256(f"{FORMAT}{stream.identity}".encode()).hexdigest()[:12]
 
 
-def _safe(name: str) -> str:
+def _safe_name(name: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read_object(path: Path) -> dict[str, Any] | None:
     """None where it is not there, or cannot be read: then it is made again."""
     try:
         found = json.loads(path.read_text())
@@ -217,13 +218,13 @@ def _read(path: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _expect(path: Path) -> dict[str, Any]:
-    found = _read(path)
+def _require_object(path: Path) -> dict[str, Any]:
+    found = _read_object(path)
     if found is None:
         raise OSError(f"{path} was there and is gone: who else writes to this folder?")
     return found
 
 
-def _devices(stream: Stream) -> int:
+def default_devices(stream: Stream) -> int:
     """Eight if they divide the experts, else the greatest number below that does."""
     return next(number for number in range(8, 0, -1) if stream.num_experts % number == 0)

@@ -8,14 +8,14 @@ the mean difference comes from a bootstrap of blocks of steps.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from equipoise.arena.command import Request, watched
-from equipoise.arena.contest import plan
+from equipoise.arena.contest import contest, plan_cells
+from equipoise.arena.run_arena import Progress, no_progress
 from equipoise.arena.streams import catalogue
 from equipoise.balancing import method_spec, method_specs
 from equipoise.results.arena import CellResult
@@ -74,30 +74,43 @@ class Advice:
         )
 
 
-def run(request: Request) -> None:
-    """`equipoise tune`."""
-    streams = catalogue.find(
-        request.streams[0], seed=request.seed, steps=request.steps, tokens=request.tokens
-    )
-    if len(streams) > 1:
-        raise ValueError(
-            f"{request.streams[0]} has several layers: choose one of "
-            f"{', '.join(s.name for s in streams)}"
-        )
-    names = request.balancers or [
-        spec.name for spec in method_specs("shift") if spec.name != "none"
-    ]
-    if len(set(names)) < 2:
+def tune(
+    stream: str,
+    *,
+    balancers: Sequence[str] = (),
+    rates: Sequence[float] | None = None,
+    steps: int | None = None,
+    tokens: int | None = None,
+    seed: int = 0,
+    devices: int | None = None,
+    out: str | Path | None = None,
+    workers: int | None = None,
+    on_progress: Progress = no_progress,
+) -> Advice:
+    """Which balancer and rate suit a stream of scores, with the evidence.
+
+    Args:
+        stream: a built-in one by name, or a layer of a trace: FOLDER:LAYER.
+        balancers: at least two by name; all causal ones by default.
+        rates, steps, tokens, seed, devices, out, workers, on_progress: as in run_arena.
+    """
+    found = catalogue.find(stream, seed=seed, steps=steps, tokens=tokens)
+    if len(found) > 1:
+        names = ", ".join(each.name for each in found)
+        raise ValueError(f"{stream} has several layers: choose one of {names}")
+    chosen = balancers or [spec.name for spec in method_specs("shift") if spec.name != "none"]
+    if len(set(chosen)) < 2:
         raise ValueError("tuning compares rules: name at least two, or none for all")
-    if streams[0].steps < FEWEST_STEPS:
+    if found[0].steps < FEWEST_STEPS:
         raise ValueError(
-            f"{streams[0].name} has {streams[0].steps} steps: too few to tell, give at least "
-            f"{FEWEST_STEPS}. (A training's "
-            "trace keeps few batches whole: `equipoise record` keeps as many as you like)"
+            f"{found[0].name} has {found[0].steps} steps: too few to tell, give at least "
+            f"{FEWEST_STEPS}. (A training's trace keeps few batches whole: `equipoise record` "
+            "keeps as many as you like)"
         )
-    cells = plan(streams, names, request.rates, devices=request.devices)
-    advice = advise(watched(cells, request.out, request.workers))
-    print(json.dumps(asdict(advice), indent=2) if request.as_json else advice.paragraph())
+    cells = plan_cells(found, chosen, rates, devices=devices)
+    return advise(
+        contest(cells, out=out, workers=workers, on_cell=lambda n: on_progress(n, len(cells)))
+    )
 
 
 def advise(results: Sequence[CellResult], seed: int = 0) -> Advice:

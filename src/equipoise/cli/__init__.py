@@ -1,6 +1,6 @@
-"""The command `equipoise`: verbs that call the same public functions as Python does.
+"""The command `equipoise`: each verb parses its options, calls the public function, and shows.
 
-What a verb needs is imported when it runs.
+A file a verb. What a verb needs is imported when it runs, so that --help is quick.
 """
 
 from __future__ import annotations
@@ -10,11 +10,26 @@ import sys
 from collections.abc import Sequence
 
 import equipoise
-from equipoise.cli import models, streams, theory, training
+from equipoise.cli.arena import ARENA
+from equipoise.cli.compare import COMPARE
+from equipoise.cli.demo import DEMO
+from equipoise.cli.doctor import DOCTOR
+from equipoise.cli.plan import PLAN
+from equipoise.cli.record import RECORD
+from equipoise.cli.report import REPORT
+from equipoise.cli.solve import SOLVE
+from equipoise.cli.sweep import SWEEP
+from equipoise.cli.train import TRAIN
+from equipoise.cli.tune import TUNE
+from equipoise.cli.verify import VERIFY
+
+VERBS = (DEMO, ARENA, TUNE, RECORD, SOLVE, VERIFY, TRAIN, PLAN, COMPARE, SWEEP, REPORT, DOCTOR)
+"""in the order of --help"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    """Run a command line. Returns 0, or 2 for a mistake that was explained on stderr."""
+    options = build_parser().parse_args(arguments)
     try:
         options.run(options)
     except (ValueError, TypeError, ModuleNotFoundError, OSError, FloatingPointError) as error:
@@ -26,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="equipoise",
         description="Keeps the experts of a sparse Mixture-of-Experts evenly loaded without an "
@@ -34,6 +49,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"equipoise {equipoise.__version__}")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
-    for room in (streams, theory, training, models):
-        room.add(verbs)
+    for verb in VERBS:
+        verb.add_to(verbs)
     return parser

@@ -28,6 +28,7 @@ from equipoise.experiments.schemes import SCHEMES, chosen, configure
 from equipoise.results.comparison import keep
 from equipoise.results.comparison.rows import results
 from equipoise.storage.atomic import write_json
+from equipoise.storage.renamed import accept_old_argument
 from equipoise.training.config import preset as training_preset
 from equipoise.training.data.corpus import prepare
 
@@ -36,13 +37,14 @@ WHOLE_TRACE = 2**17
 """scores of a batch are kept whole, for the theorems, while they are no more numbers than this"""
 
 
+@accept_old_argument("at_once", "workers")
 def compare(
-    out: str | Path,
+    out: str | Path = "results",
     *,
     preset: str = "tiny",
     schemes: Sequence[str] | None = None,
     seeds: int = 1,
-    at_once: int | None = None,
+    workers: int | None = None,
     settled: bool = False,
     **changes: Any,
 ) -> list[dict[str, Any]]:
@@ -54,7 +56,7 @@ def compare(
         preset: of every training.
         schemes: names from equipoise.experiments.schemes; all eight by default.
         seeds: how many; the table then has means and spreads.
-        at_once: how many trainings run side by side; by default one for each core, at most two.
+        workers: how many trainings run side by side; by default one for each core, at most two.
         settled: evaluate every run under its settled shift too (equipoise.settled).
     """
     if seeds < 1:
@@ -74,7 +76,7 @@ def compare(
         prepare(
             first.data, vocab_size=first.model.vocab_size, tokenizer=first.tokenizer
         )  # once, not in every process
-        run(jobs, at_once=at_once or min(2, os.cpu_count() or 1))
+        run(jobs, workers=workers or min(2, os.cpu_count() or 1))
         return table(folder, settled=settled)
 
 

@@ -25,7 +25,6 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 from scipy.integrate import quad
 from scipy.stats import norm
 
@@ -102,7 +101,7 @@ class Plan:
 def plan(
     preset: str,
     *,
-    gpus: int,
+    gpus: int = 8,
     gpu: str = "H100",
     utilization: float = 0.3,
     imbalance: float = PAPER_IMBALANCE,
@@ -214,58 +213,3 @@ def assumptions(made: Plan) -> list[str]:
         f"{made.imbalance:.0%}; the imbalance of single forwards counts, which is higher than "
         "that of a whole batch",
     ]
-
-
-def show(made: Plan) -> None:
-    """A table for people."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(
-        title=f"{made.preset} on {made.gpus} x {made.gpu}", show_header=False, title_justify="left"
-    )
-    for row in _rows(made):
-        table.add_row(*row)
-    console = Console(highlight=False)
-    console.print(table)
-    console.print("Assumed:")
-    for line in assumptions(made):
-        console.print(f"  - {line}")
-
-
-def _rows(made: Plan) -> list[tuple[str, str]]:
-    memory = made.state_gigabytes + made.activation_gigabytes
-    verdict = (
-        "fits"
-        if made.fits
-        else "does NOT fit: more GPUs with --parallel fsdp, or a smaller --micro-batch-size"
-    )
-    return [
-        (
-            "parameters",
-            f"{_short(made.parameters)}, of which a token meets {_short(made.active_parameters)}",
-        ),
-        ("tokens", f"{_short(made.tokens)} in {made.steps:,} steps"),
-        ("epochs", "unknown corpus" if made.epochs is None else f"{made.epochs:,.1f}"),
-        ("FLOPs per token", _short(made.flops_per_token)),
-        ("time", f"{made.hours:,.1f} hours, {made.gpu_hours:,.1f} GPU hours"),
-        (
-            "memory per GPU",
-            f"{memory:,.1f} GB ({made.state_gigabytes:,.1f} state, "
-            f"{made.activation_gigabytes:,.1f} activations): {verdict}",
-        ),
-        ("routed experts", f"{made.expert_share:.0%} of all FLOPs"),
-        (
-            f"imbalance {made.imbalance:g}",
-            f"{made.idle_share:.1%} of GPU time idle, {made.lost_gpu_hours:,.1f} GPU hours more",
-        ),
-    ]
-
-
-def _short(number: float) -> str:
-    for size, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
-        if number >= size:
-            return (
-                f"{np.format_float_positional(number / size, 3, fractional=False, trim='-')} {name}"
-            )
-    return f"{number:,.0f}"

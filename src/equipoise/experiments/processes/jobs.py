@@ -24,14 +24,14 @@ from equipoise.experiments.processes.locks import take
 from equipoise.training import train
 
 
-def run(jobs: Sequence[Job], *, at_once: int = 1) -> dict[str, str]:
+def run(jobs: Sequence[Job], *, workers: int = 1) -> dict[str, str]:
     """Bring every job to its end. Returns the errors of those that failed, by name."""
     for job in jobs:
         refuse_other_run(job)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         return _together(jobs)
-    threads = max(1, (os.cpu_count() or 1) // max(1, at_once))
-    engine = Local(at_once, Means(threads=threads, keep_checkpoints=True, measure=True))
+    threads = max(1, (os.cpu_count() or 1) // max(1, workers))
+    engine = Local(workers, Means(threads=threads, keep_checkpoints=True, measure=True))
     forget_failures(jobs)
     with Display(sum(job.config.steps for job in jobs)) as display:
         engine.run(jobs, display)

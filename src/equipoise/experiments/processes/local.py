@@ -18,12 +18,12 @@ LOOK_AGAIN = 1.0  # seconds between looks at trials that somebody else has
 
 
 class Local:
-    """An engine with `at_once` trials side by side."""
+    """An engine with `workers` trials side by side."""
 
-    def __init__(self, at_once: int, means: Means) -> None:
-        if at_once < 1:
-            raise ValueError(f"at least one trial at once, not {at_once}")
-        self.at_once, self.means = at_once, means
+    def __init__(self, workers: int, means: Means) -> None:
+        if workers < 1:
+            raise ValueError(f"at least one trial at once, not {workers}")
+        self.workers, self.means = workers, means
 
     def run(self, jobs: Sequence[Job], display: Display) -> None:
         """Until every job is finished or failed, by us or by somebody else.
@@ -47,10 +47,10 @@ class Local:
                 self._stop()
 
     def _fill(self) -> None:
-        if len(self.running) >= self.at_once or time.monotonic() - self._looked < LOOK_AGAIN:
+        if len(self.running) >= self.workers or time.monotonic() - self._looked < LOOK_AGAIN:
             return
         for job in list(self.waiting):
-            if len(self.running) >= self.at_once:
+            if len(self.running) >= self.workers:
                 return
             begun = begin(job, self.means)
             if begun == "busy":

@@ -62,6 +62,11 @@ class Grid:
     base: dict[str, Any]
     blocks: list[dict[str, list[Any]]]
 
+    @property
+    def default_folder(self) -> Path:
+        """Where its trials go if nobody says."""
+        return Path(f"runs/sweep-{self.name}")
+
     def trials(self, folder: Path) -> list[Trial]:
         """All of them, in the order of the file; the last axis moves fastest. Wrong settings are
         told here.

@@ -29,6 +29,7 @@ from equipoise.experiments.processes.ray import OnRay
 from equipoise.experiments.sweep.grid import Grid, Trial, read_grid
 from equipoise.experiments.sweep.ranking import ranking, scheme_of
 from equipoise.storage.atomic import write_json
+from equipoise.storage.renamed import accept_old_argument
 from equipoise.training.data.corpus import prepare
 from equipoise.training.settings import MAY_CHANGE, describe_differences, refuse_other_settings
 
@@ -41,12 +42,13 @@ class Engine(Protocol):
     def run(self, jobs: Sequence[Job], display: Display) -> None: ...
 
 
+@accept_old_argument("at_once", "workers")
 def sweep(
     grid: str | Path | Grid,
-    out: str | Path,
+    out: str | Path | None = None,
     *,
     engine: str = "local",
-    at_once: int = 1,
+    workers: int = 1,
     address: str | None = None,
     cpus_per_trial: float = 1,
     gpus_per_trial: float = 0,
@@ -58,22 +60,23 @@ def sweep(
 
     Args:
         grid: a YAML file (grid.py), a built-in one by name, or a Grid.
-        out: the results folder.
+        out: the results folder; by default runs/sweep- and the grid's name.
         engine: "local" or "ray".
-        at_once: trials side by side, on the local engine.
+        workers: trials side by side, on the local engine.
         address: of the Ray cluster; by default that of $RAY_ADDRESS, or one of this machine alone.
         cpus_per_trial, gpus_per_trial: what Ray keeps for each.
         processes_per_trial: more than one run under torchrun; by default one for each GPU.
         retry_failed: do those again that failed before.
         keep_checkpoints: keep those of finished trials.
     """
-    folder = Path(out)
-    trials = (grid if isinstance(grid, Grid) else read_grid(grid)).trials(folder)
+    grid = grid if isinstance(grid, Grid) else read_grid(grid)
+    folder = grid.default_folder if out is None else Path(out)
+    trials = grid.trials(folder)
     processes = max(1, int(gpus_per_trial)) if processes_per_trial is None else processes_per_trial
     if processes < 1:
         raise ValueError(f"at least one process for a trial, not {processes}")
     chosen = _engine(
-        engine, at_once, address, cpus_per_trial, gpus_per_trial, processes, keep_checkpoints
+        engine, workers, address, cpus_per_trial, gpus_per_trial, processes, keep_checkpoints
     )
     enter(folder, trials)
     if retry_failed:
@@ -87,7 +90,7 @@ def sweep(
 
 def _engine(
     name: str,
-    at_once: int,
+    workers: int,
     address: str | None,
     cpus: float,
     gpus: float,
@@ -97,8 +100,8 @@ def _engine(
     if name == "local":
         if address is not None:
             raise ValueError("--address names a Ray cluster: it goes with --engine ray")
-        threads = max(1, (os.cpu_count() or 1) // (at_once * processes)) if at_once > 0 else 1
-        return Local(at_once, Means(processes, threads, keep))
+        threads = max(1, (os.cpu_count() or 1) // (workers * processes)) if workers > 0 else 1
+        return Local(workers, Means(processes, threads, keep))
     if name == "ray":
         return OnRay(address, cpus, gpus, Means(processes, max(1, int(cpus) // processes), keep))
     raise ValueError(f"no engine {name!r}: there are {' and '.join(ENGINES)}")

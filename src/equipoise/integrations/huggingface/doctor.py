@@ -108,7 +108,7 @@ class Diagnosis:
         )
 
 
-def examine(
+def doctor(
     folder: str | Path, trace: str | Path | None = None, tokens: int = SAMPLED_TOKENS, seed: int = 0
 ) -> Diagnosis:
     """Examine a folder that save_pretrained wrote.

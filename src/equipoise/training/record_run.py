@@ -1,6 +1,6 @@
-"""record: run a trained model over text and keep every router's scores in a Trace.
+"""record_run: run a finished training's model over text and keep every router's scores in a Trace.
 
-    record("runs/a", "scores/a", batches=30)
+    record_run("runs/a", "scores/a", batches=30)
     equipoise arena scores/a
 
 The model is the newest checkpoint of a training of ours, and stays as it is: nothing learns. Scores
@@ -27,7 +27,7 @@ from equipoise.training.scores import choose_layers, watch_scores
 
 
 @torch.no_grad()
-def record(
+def record_run(
     run: str | Path,
     out: str | Path,
     *,

@@ -1,0 +1,160 @@
+"""`equipoise arena`: every balancer and rate on the same scores, as tables, JSON or a page."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from equipoise.cli.contest_options import add_contest_options, contest_settings
+from equipoise.cli.progress import progress_bar
+from equipoise.cli.verb import Verb
+from equipoise.storage.optional import import_optional
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from equipoise.results.arena import ArenaResults, CellResult
+
+LEGEND = (
+    "Steady: mean imbalance of the last third of the steps. Floor: what chance alone leaves. "
+    "Steps: until within 2x the floor. Affinity: chosen scores over those of the exact optimum, "
+    "above 1 where loads are uneven. Switch: tokens an update sends elsewhere. Idle: device time "
+    "lost waiting. In a replay the router does not react; in a training it does."
+)
+CELL_HEADINGS = ("rate", "steady", "x floor", "maxvio", "steps", "affinity", "switch", "idle")
+
+
+def _add_arena_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "streams",
+        nargs="*",
+        metavar="STREAM",
+        help="a built-in one, or a trace: FOLDER or FOLDER:LAYER",
+    )
+    parser.add_argument(
+        "--tally-every",
+        type=int,
+        default=1,
+        metavar="N",
+        help="rules learn from every N-th token only",
+    )
+    parser.add_argument(
+        "--every-rate", action="store_true", help="show every rate in the table, not only the best"
+    )
+    parser.add_argument(
+        "--page",
+        metavar="FILE",
+        help="write an HTML page too: the frontier, all cells, all over time",
+    )
+    add_contest_options(parser, "seven causal ones")
+
+
+def _run_arena(options: argparse.Namespace) -> None:
+    from equipoise import run_arena
+
+    if options.page:
+        _check_page(options.page)
+    if not options.json:
+        import_optional("rich", extra="report")
+    with progress_bar("cells") as advance:
+        results = run_arena(
+            options.streams,
+            tally_every=options.tally_every,
+            on_progress=advance,
+            **contest_settings(options),
+        )
+    if options.json:
+        print(json.dumps([result.summary_row() for result in results.rows], indent=2))
+    else:
+        _show_cells(results, options.every_rate)
+    if options.page:
+        _write_page(options, results)
+
+
+def _check_page(path: str) -> None:
+    """What would keep the page from being written is reported before minutes of work."""
+    import_optional("plotly.offline", extra="report")
+    if Path(path).is_dir():
+        raise ValueError(
+            f"{path} is a folder: --page takes the name of a file, such as "
+            f"{Path(path) / 'arena.html'}"
+        )
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+
+
+def _write_page(options: argparse.Namespace, results: ArenaResults) -> None:
+    from equipoise.report.arena.page import write_page
+
+    path = write_page(results, Path(options.page))
+    print(f"the page: {path}", file=sys.stderr if options.json else sys.stdout)
+
+
+def _show_cells(results: ArenaResults, every_rate: bool) -> None:
+    """A table for every stream."""
+    from rich.console import Console
+
+    console = Console()
+    for name in results.streams:
+        cells = results.of_stream(name) if every_rate else results.best_rates(name)
+        console.print(cell_table(cells))
+    best = "Each rule at the best of the rates tried (--every-rate shows all). "
+    console.print(("" if every_rate else best) + LEGEND)
+
+
+def cell_table(cells: Sequence[CellResult]) -> Table:
+    """The cells of one stream, the most even one first."""
+    from rich import box
+    from rich.table import Table
+
+    lag = "unknown under groups" if cells[0].lag_one is None else f"{cells[0].lag_one:.4f}"
+    # as narrow as possible: a figure that does not fit a terminal of 80 columns would be cut
+    table = Table(
+        title=f"{cells[0].stream}: floor {cells[0].floor:.4f}, the batch before's optimum {lag}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    table.add_column("balancer", no_wrap=True)
+    for heading in CELL_HEADINGS:
+        table.add_column(heading, justify="right", no_wrap=True)
+    best = min(cell.steady_imbalance for cell in cells)
+    for cell in sorted(cells, key=lambda cell: cell.steady_imbalance):
+        even = cell.steady_imbalance == best
+        table.add_row(*_cell_figures(cell), style="bold green" if even else "")
+    return table
+
+
+def _cell_figures(cell: CellResult) -> list[str]:
+    return [
+        cell.balancer,
+        "-" if cell.rate is None else f"{cell.rate:g}",
+        f"{cell.steady_imbalance:.4f}",
+        "-" if cell.over_floor is None else f"{cell.over_floor:.2f}",
+        f"{cell.steady_max_violation:.3f}",
+        "-" if cell.steps_to_floor is None else str(cell.steps_to_floor),
+        f"{cell.affinity_kept:.4f}",
+        f"{cell.switched:.1%}",
+        f"{cell.idle_share:.1%}",
+    ]
+
+
+ARENA = Verb(
+    "arena",
+    help="every balancer and rate on the same scores, made or recorded",
+    description="Replay streams of scores under every balancer and rate: how even, how fast, and "
+    "at what cost.",
+    examples=(
+        "equipoise arena",
+        "equipoise arena drift --balancers deepseek curvature --rates 1e-4 1e-3",
+        "equipoise arena runs/a/trace --out runs/arena  # the same command again continues",
+        "equipoise arena e256-groups --devices 64 --json > cells.json",
+        "equipoise arena drift topics --page arena.html",
+    ),
+    add_options=_add_arena_options,
+    run=_run_arena,
+)

@@ -1,0 +1,84 @@
+"""`equipoise compare`: the same training under every scheme, as a table and a page."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from equipoise.cli.verb import Verb, add_workers_option, given_options
+
+
+def _add_compare_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", default="results", metavar="FOLDER", help="default: %(default)s")
+    parser.add_argument("--preset", default="tiny", help="of every training (default: %(default)s)")
+    parser.add_argument(
+        "--schemes", nargs="+", metavar="NAME", help="which ones (default: all eight)"
+    )
+    parser.add_argument("--seeds", type=int, default=1, help="how many (default: %(default)s)")
+    add_workers_option(
+        parser, "trainings side by side (default: a core each, at most 2)", old="--at-once"
+    )
+    parser.add_argument("--steps", type=int, help="instead of the preset's")
+    parser.add_argument("--data", help="instead of the preset's")
+    parser.add_argument(
+        "--settled",
+        action="store_true",
+        help="evaluate under the settled shift too (docs/how-to.md)",
+    )
+    parser.add_argument(
+        "--search",
+        metavar="FOLDER",
+        help="of `equipoise sweep paper-tiny`: for the paper's observation on u",
+    )
+    parser.add_argument("--json", action="store_true", help="print the table as JSON")
+
+
+def _run_compare(options: argparse.Namespace) -> None:
+    from equipoise import compare
+
+    rows = compare(
+        options.out,
+        preset=options.preset,
+        schemes=options.schemes,
+        seeds=options.seeds,
+        workers=options.workers,
+        settled=options.settled,
+        **given_options(options, ("steps", "data")),
+    )
+    if not rows:
+        # not the first rank
+        return
+    if options.json:
+        print(json.dumps(rows, indent=2))
+    else:
+        _show_comparison(options)
+
+
+def _show_comparison(options: argparse.Namespace) -> None:
+    from equipoise import write_report
+    from equipoise.cli.report import observations_text
+    from equipoise.experiments import table
+    from equipoise.report.comparison.read import read_results
+
+    found = read_results(Path(options.out))
+    table.show(found)
+    if options.preset.startswith("paper") or options.search:
+        print(observations_text(found.rows, options.search))
+    print(f"the page: {write_report(options.out).page}")
+
+
+COMPARE = Verb(
+    "compare",
+    help="the paper's experiment: the same training under every scheme",
+    description="Train under every scheme from the same weights and data, measure each against the "
+    "exact optimum, and write a results folder. The same command continues where it was stopped.",
+    examples=(
+        "equipoise compare --out results",
+        "equipoise compare --seeds 3 --schemes none deepseek curvature",
+        "equipoise compare --preset paper-tiny --seeds 3 --workers 2 --out results-paper",
+        "torchrun --nproc-per-node 8 -m equipoise compare --preset deepseekmoe-1b --out results",
+    ),
+    add_options=_add_compare_options,
+    run=_run_compare,
+)

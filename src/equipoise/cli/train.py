@@ -1,0 +1,96 @@
+"""`equipoise train`: the fields of Config are flags, with a preset's or a file's values as
+defaults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from equipoise.cli.verb import Verb
+from equipoise.storage.optional import import_optional
+
+if TYPE_CHECKING:
+    from equipoise.training import Config
+
+
+def _run_train(options: argparse.Namespace) -> None:
+    from equipoise import train
+
+    early, rest = early_flags().parse_known_args(options.arguments)
+    config = parse_config(rest, _base_config(early.preset, early.config))
+    result = train(config)
+    if not result:
+        # not the first rank
+        return
+    if early.measure:
+        from equipoise.experiments.measure import measure
+
+        measure(Path(config.out))
+    print(json.dumps(result, indent=2) if early.json else _summary_line(config, result))
+
+
+def early_flags() -> argparse.ArgumentParser:
+    """The flags that are no fields of Config, or that decide what its defaults are."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--preset")
+    parser.add_argument("--config")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--measure", action="store_true")
+    return parser
+
+
+def parse_config(arguments: Sequence[str], base: Config) -> Config:
+    """The config that flags make of a base."""
+    from equipoise.training import Config
+
+    tyro = import_optional("tyro", extra="train")
+    description = f"{TRAIN.description}\n\n{TRAIN.epilog}"
+    return tyro.cli(
+        Config, prog="equipoise train", description=description, args=list(arguments), default=base
+    )
+
+
+def _base_config(name: str | None, file: str | None) -> Config:
+    """What flags change: a preset, or the file of --config."""
+    from equipoise.training.config import preset, read
+
+    if file is None:
+        return preset(name or "tiny")
+    config = read(file)
+    if name is None or name == config.preset:
+        return config
+    raise ValueError(
+        f"{file} is of the preset {config.preset!r}: change it there, or leave --preset {name} out"
+    )
+
+
+def _summary_line(config: Config, result: Mapping[str, Any]) -> str:
+    return (
+        f"{config.out}: {result['steps']} steps, {result['tokens']:,} tokens, "
+        f"{result['seconds']:.0f} s. Validation loss {result['validation_loss']:.4f}, "
+        f"imbalance {result['imbalance']:.4f}, max violation {result['max_violation']:.3f}"
+    )
+
+
+TRAIN = Verb(
+    "train",
+    help="train a DeepSeekMoE with any balancer",
+    description="Train a DeepSeekMoE with any balancer.",
+    notes="""--config FILE reads a YAML file first; --json prints the result as JSON; --measure
+writes measured.json beside it, which has the run against the exact optimum
+(docs/experiments.md).""",
+    examples=(
+        "equipoise train --preset tiny --balancer deepseek --update-rate 1e-3 --out runs/a",
+        "equipoise train --config runs/a/config.yaml --resume  # continues where it stopped",
+        "equipoise train --config runs/a/config.yaml --update-rate 3e-3 --out runs/b",
+        "equipoise train --data my_texts/ --model.hidden-size 128 --out runs/c",
+        "torchrun --nproc-per-node 8 -m equipoise train --preset deepseekmoe-1b --out runs/d",
+    ),
+    add_options=lambda parser: None,
+    run=_run_train,
+    reads_flags=True,
+)

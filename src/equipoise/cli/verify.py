@@ -1,0 +1,109 @@
+"""`equipoise verify`: verdicts as a table a person can read, or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from equipoise.cli.verb import Verb, add_json_flag
+from equipoise.storage.optional import import_optional
+
+if TYPE_CHECKING:
+    from equipoise.theorems import Verdict
+    from equipoise.trace import Trace
+
+HEADINGS = ("statement", "applies", "holds", "margin", "step", "why")
+
+
+def _add_verify_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "trace",
+        nargs="?",
+        metavar="TRACE",
+        help="a trace's folder (default: the built-in problems)",
+    )
+    parser.add_argument(
+        "--batches",
+        type=int,
+        default=16,
+        help="how many of a trace's whole batches to look at (default: %(default)s)",
+    )
+    add_json_flag(parser, "the verdicts as JSON")
+
+
+def _run_verify(options: argparse.Namespace) -> None:
+    """Check everything and print it; exit with 1 if something that applies does not hold."""
+    from equipoise import verify
+    from equipoise.trace import Trace
+
+    trace = None if options.trace is None else Trace.open(options.trace)
+    if options.json:
+        found = verify(trace, batches=options.batches)
+        print(json.dumps([verdict._asdict() for verdict in found], indent=2))
+    else:
+        found = _show_verdicts(trace, options.batches)
+    if refuted_verdicts(found):
+        raise SystemExit(1)
+
+
+def refuted_verdicts(found: Sequence[Verdict]) -> list[Verdict]:
+    """Those that apply and do not hold."""
+    return [verdict for verdict in found if verdict.applies and not verdict.holds]
+
+
+def _show_verdicts(trace: Trace | None, batches: int) -> list[Verdict]:
+    import_optional("rich", extra="report")
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from equipoise.theorems.verify import verdicts
+
+    console, found = Console(), []
+    with Console(stderr=True).status("checking the statements") as status:
+        for verdict in verdicts(trace, batches=batches):
+            found.append(verdict)
+            status.update(f"checked {verdict.name}")
+    about = "the built-in problems" if trace is None else f"{trace.folder}"
+    table = Table(title=f"The paper's statements on {escape(about)}", title_justify="left")
+    for heading in HEADINGS:
+        table.add_column(heading, justify="right" if heading in ("margin", "step") else "left")
+    for verdict in found:
+        table.add_row(*(escape(cell) for cell in verdict_cells(verdict)))
+    console.print(table)
+    console.print(verdict_summary(found))
+    return found
+
+
+def verdict_cells(verdict: Verdict) -> tuple[str, str, str, str, str, str]:
+    """A verdict as the table's cells."""
+    if not verdict.applies or verdict.margin is None:
+        return verdict.name, "no", "-", "-", "-", verdict.why
+    holds = "yes" if verdict.holds else "NO"
+    # why other steps were left out is long; --json has it
+    why = verdict.why.split("; elsewhere")[0]
+    return verdict.name, "yes", holds, f"{verdict.margin:.3g}", str(verdict.worst_step), why
+
+
+def verdict_summary(found: Sequence[Verdict]) -> str:
+    applied, wrong = sum(verdict.applies for verdict in found), len(refuted_verdicts(found))
+    return f"{applied} of {len(found)} apply; " + (
+        f"{wrong} do not hold" if wrong else "all of them hold"
+    )
+
+
+VERIFY = Verb(
+    "verify",
+    help="check the paper's statements, on built-in problems or on a training's trace",
+    description="Check every numbered statement of the paper. Exits with 1 if something that "
+    "applies does not hold.",
+    examples=(
+        "equipoise verify",
+        "equipoise verify run/trace",
+        "equipoise verify run/trace --json > all.json",
+    ),
+    add_options=_add_verify_options,
+    run=_run_verify,
+)
