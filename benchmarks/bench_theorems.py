@@ -26,7 +26,14 @@ from timing import Neighbours
 
 from equipoise.expected.dual import Expected
 from equipoise.expected.laws import Beta
-from equipoise.optimum.loop import FixedScores, Path, choose, deepseek, iterate, iterate_fast
+from equipoise.optimum.loop import (
+    FixedScores,
+    LoopPath,
+    choose_top_k,
+    deepseek_rule,
+    iterate,
+    iterate_fast,
+)
 from equipoise.trace import TraceWriter
 
 T, E, K, RATE = 16_384, 64, 6, 1e-4
@@ -43,8 +50,8 @@ def seconds(call: Callable[[], object], repeats: int = 1) -> float:
 
 
 def gates(skew: float) -> Iterator[tuple[str, np.ndarray]]:
-    dice = np.random.default_rng(0)
-    logits = dice.normal(size=(T, E)) + skew * dice.normal(size=E)
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(T, E)) + skew * rng.normal(size=E)
     yield "sigmoid", 1 / (1 + np.exp(-logits))
     yield "softmax", np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
 
@@ -52,9 +59,9 @@ def gates(skew: float) -> Iterator[tuple[str, np.ndarray]]:
 def loop(steps: int) -> Iterator[str]:
     for name, scores in gates(skew=0.7):
         problem = FixedScores(scores, K)
-        iterate_fast(problem, deepseek(RATE), 1)  # compiled
+        iterate_fast(problem, deepseek_rule(RATE), 1)  # compiled
         start = perf_counter()
-        path = iterate_fast(problem, deepseek(RATE), steps)
+        path = iterate_fast(problem, deepseek_rule(RATE), steps)
         fast = perf_counter() - start
         places = range(0, steps, steps // 8)
         slow = [seconds(partial(_screen, problem, path, at)) for at in places]
@@ -66,17 +73,17 @@ def loop(steps: int) -> Iterator[str]:
         )
 
 
-def _screen(problem: FixedScores, path: Path, at: int) -> None:
+def _screen(problem: FixedScores, path: LoopPath, at: int) -> None:
     """One step of the screen from somewhere on the path, which it must take alike."""
-    one = iterate(problem, deepseek(RATE), 0, shift=path.shifts[at])
+    one = iterate(problem, deepseek_rule(RATE), 0, shift=path.shifts[at])
     assert (one.loads[0] == path.loads[at]).all()
 
 
 def expected(draws: int) -> Iterator[str]:
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     law, shift = (
-        Beta(dice.uniform(4, 8, 256), dice.uniform(4, 8, 256)),
-        0.05 * dice.normal(size=256),
+        Beta(rng.uniform(4, 8, 256), rng.uniform(4, 8, 256)),
+        0.05 * rng.normal(size=256),
     )
     reference = Expected(law, 8, tolerance=1e-14).at(shift)
     times = {}
@@ -109,20 +116,20 @@ def _both(law: Beta, shift: np.ndarray, tolerance: float) -> None:
 
 def monte_carlo(law: Beta, shift: np.ndarray, draws: int) -> tuple[np.ndarray, float]:
     """Selection probabilities from draws, and the time."""
-    dice, counts, start = np.random.default_rng(1), np.zeros(256), perf_counter()
+    rng, counts, start = np.random.default_rng(1), np.zeros(256), perf_counter()
     for _ in range(draws // 4096):
-        counts += choose(law.sample(dice, 4096) + shift, 8).sum(0)
+        counts += choose_top_k(law.sample(rng, 4096) + shift, 8).sum(0)
     return counts / (draws // 4096 * 4096), perf_counter() - start
 
 
 def trace(records: int) -> Iterator[str]:
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     fields = {
         "shift": np.zeros(E, np.float32),
         "shift_after": np.zeros(E, np.float32),
         "loads": np.arange(E),
     }
-    fields |= {"step_size": np.ones(E), "scores": dice.random((64, E), np.float32)}
+    fields |= {"step_size": np.ones(E), "scores": rng.random((64, E), np.float32)}
     with (
         tempfile.TemporaryDirectory() as folder,
         TraceWriter(f"{folder}/trace", top_k=K, layers=1) as writer,

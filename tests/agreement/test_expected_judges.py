@@ -1,5 +1,5 @@
 """Selection probabilities and boundary weights against the paper's sums over subsets, and against
-dice.
+drawn tokens.
 """
 
 from itertools import combinations
@@ -9,7 +9,7 @@ import pytest
 
 from equipoise.expected.dual import Expected
 from equipoise.expected.laws import Beta, Histogram, TruncatedNormal, Uniform
-from equipoise.optimum.loop import choose
+from equipoise.optimum.loop import choose_top_k
 
 SHIFT = np.array([0.05, -0.1, 0.0, 0.12, -0.03, 0.02])
 
@@ -61,7 +61,7 @@ def test_the_papers_sums_over_subsets(law, top_k):
 
 
 @pytest.mark.parametrize("law", laws(12), ids=lambda law: type(law).__name__)
-def test_dice(law):
+def test_drawn_tokens(law):
     """Loads of 400,000 tokens, and the tokens whose choice changes between two experts within a
     small margin.
     """
@@ -70,7 +70,7 @@ def test_dice(law):
     point = Expected(law, top_k).at(shift)
     shifted = law.sample(np.random.default_rng(0), tokens) + shift
     spread = np.sqrt(point.selection_probability * (1 - point.selection_probability) / tokens)
-    share = choose(shifted, top_k).mean(0)
+    share = choose_top_k(shifted, top_k).mean(0)
     assert (np.abs(share - point.selection_probability) < 5 * spread).all()
     order = np.argsort(-shifted, 1)[:, top_k - 1 : top_k + 1]
     near = np.take_along_axis(shifted, order, 1)
@@ -88,6 +88,6 @@ def test_the_expected_dual_is_the_mean_of_duals():
     law, shift, top_k, tokens = Beta(np.linspace(2, 5, 6), 3), SHIFT, 2, 100_000
     scores = law.sample(np.random.default_rng(0), tokens)
     shifted = scores + shift
-    per_token = np.where(choose(shifted, top_k), shifted, 0).sum(1) - top_k / 6 * shift.sum()
+    per_token = np.where(choose_top_k(shifted, top_k), shifted, 0).sum(1) - top_k / 6 * shift.sum()
     error = 5 * per_token.std() / np.sqrt(tokens)
     assert abs(per_token.mean() - Expected(law, top_k).dual(shift)) < error

@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 
 from equipoise.optimum.loop import (
     FixedScores,
-    choose,
-    deepseek,
-    inverse,
-    inverse_sqrt,
+    choose_top_k,
+    deepseek_rule,
+    inverse_rule,
+    inverse_sqrt_rule,
     iterate,
     iterate_fast,
 )
 
-RULES = {"deepseek": deepseek, "inverse": inverse, "inverse_sqrt": inverse_sqrt}
+RULES = {"deepseek": deepseek_rule, "inverse": inverse_rule, "inverse_sqrt": inverse_sqrt_rule}
 
 
 def assert_same_path(problem, rule, steps, **options):
@@ -44,10 +44,10 @@ def test_the_twin_is_exact(seed, tokens, experts, top_k, levels, rate, rule):
 
 
 def test_the_twin_is_exact_over_many_anchors():
-    dice = np.random.default_rng(0)
-    scores = 1 / (1 + np.exp(-dice.normal(size=(600, 16)) - dice.normal(size=16)))
-    assert_same_path(FixedScores(scores, 3), deepseek(1e-3), 1500)
-    assert_same_path(FixedScores(scores, 3), deepseek(1e-3), 100, shift=dice.normal(size=16))
+    rng = np.random.default_rng(0)
+    scores = 1 / (1 + np.exp(-rng.normal(size=(600, 16)) - rng.normal(size=16)))
+    assert_same_path(FixedScores(scores, 3), deepseek_rule(1e-3), 1500)
+    assert_same_path(FixedScores(scores, 3), deepseek_rule(1e-3), 100, shift=rng.normal(size=16))
 
 
 def test_the_twin_looks_at_few_tokens(monkeypatch):
@@ -55,27 +55,27 @@ def test_the_twin_looks_at_few_tokens(monkeypatch):
     from equipoise.optimum import loop as module
 
     seen = []
-    recount = module._recount
+    recount = module._recount_loads
     monkeypatch.setattr(
         module,
-        "_recount",
+        "_recount_loads",
         lambda shift, near, *rest: seen.append(near) or recount(shift, near, *rest),
     )
     scores = np.random.default_rng(0).random((4096, 16))
-    module.iterate_fast(FixedScores(scores, 4), deepseek(1e-4), 400)
+    module.iterate_fast(FixedScores(scores, 4), deepseek_rule(1e-4), 400)
     assert len(seen) > 390  # anchors are few
     assert 0 < np.mean(seen[200:]) < 0.05 * 4096
 
 
 def test_choose_breaks_ties_by_index():
     shifted = np.array([[1.0, 2.0, 2.0, 2.0], [0.0, 0.0, 0.0, 0.0], [3.0, 1.0, 2.0, 2.0]])
-    assert choose(shifted, 2).tolist() == [[0, 1, 1, 0], [1, 1, 0, 0], [1, 0, 1, 0]]
+    assert choose_top_k(shifted, 2).tolist() == [[0, 1, 1, 0], [1, 1, 0, 0], [1, 0, 1, 0]]
 
 
 def test_the_loop_follows_the_paper():
     """Four tokens like expert 0; the shift moves until two of them do not."""
     scores = np.array([[0.50, 0.10], [0.50, 0.20], [0.50, 0.30], [0.50, 0.40]])
-    path = iterate(FixedScores(scores, 1), deepseek(0.06), 3)
+    path = iterate(FixedScores(scores, 1), deepseek_rule(0.06), 3)
     assert path.loads.tolist() == [[4, 0], [3, 1], [2, 2], [2, 2]]
     np.testing.assert_allclose(path.shifts[-1], [-0.12, 0.12])
 
@@ -91,4 +91,4 @@ def test_the_loop_follows_the_paper():
 @pytest.mark.parametrize("loop", [iterate, iterate_fast])
 def test_impossible_problems_are_refused(problem, message, loop):
     with pytest.raises(ValueError, match=message):
-        loop(problem, deepseek(0.1), 1)
+        loop(problem, deepseek_rule(0.1), 1)

@@ -4,27 +4,27 @@ from dataclasses import replace
 
 import numpy as np
 
-from equipoise.optimum.loop import FixedScores, deepseek
-from equipoise.theorems.evidence.program import run_loop
+from equipoise.optimum.loop import FixedScores, deepseek_rule
+from equipoise.theorems.evidence.runs import run_loop
 from equipoise.trace import Trace, TraceWriter
 
 
 def scores(tokens=64, experts=4, skew=0.5, seed=0):
     """Sigmoid scores of experts that are liked unequally."""
-    dice = np.random.default_rng(seed)
-    return 1 / (1 + np.exp(-dice.normal(size=(tokens, experts)) - skew * dice.normal(size=experts)))
+    rng = np.random.default_rng(seed)
+    return 1 / (1 + np.exp(-rng.normal(size=(tokens, experts)) - skew * rng.normal(size=experts)))
 
 
 def lively(steps=150, rate=5e-3, **options):
     """A run on which many tokens move."""
-    return run_loop(FixedScores(scores(**options), 2), deepseek(rate), steps)
+    return run_loop(FixedScores(scores(**options), 2), deepseek_rule(rate), steps)
 
 
 def settled(**options):
     """A run with u below u-bar, begun near balance: the paper's own hypotheses hold."""
     problem = FixedScores(scores(tokens=16, **options), 2)
-    near = run_loop(problem, deepseek(1e-3), 2000).path.shifts[-1]
-    return run_loop(problem, deepseek(1e-6), 1500, shift=near)
+    near = run_loop(problem, deepseek_rule(1e-3), 2000).path.shifts[-1]
+    return run_loop(problem, deepseek_rule(1e-6), 1500, shift=near)
 
 
 def step_where(run, wanted):

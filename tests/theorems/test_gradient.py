@@ -9,9 +9,10 @@ import pytest
 
 from equipoise.expected.dual import Expected
 from equipoise.expected.laws import Beta, Histogram, Uniform
-from equipoise.optimum.loop import FixedScores, inverse
-from equipoise.theorems.evidence.draws import dependence_of, draw
-from equipoise.theorems.evidence.program import run_loop
+from equipoise.optimum.loop import FixedScores, inverse_rule
+from equipoise.theorems.evidence.curvatures import curvature_at
+from equipoise.theorems.evidence.draws import dependence_of, draw_batches
+from equipoise.theorems.evidence.runs import run_loop
 from equipoise.theorems.statements import gradient
 from equipoise.trace import Trace, TraceWriter
 from tests.theorems.cases import lively, recorded, scores
@@ -24,7 +25,7 @@ CURVED = [gradient.second_derivative, gradient.strong_convexity]
 
 @pytest.fixture(scope="module")
 def draws():
-    return draw(EXPECTED, SHIFT, batches=300, seed=0)
+    return draw_batches(EXPECTED, SHIFT, batches=300, seed=0)
 
 
 def trace_of(batch, folder, top_k=2):
@@ -116,7 +117,7 @@ def test_few_batches_have_no_variance(draws):
 
 
 def test_wrong_weights_are_caught():
-    true = gradient.curvature(EXPECTED, SHIFT)
+    true = curvature_at(EXPECTED, SHIFT)
     assert gradient.second_derivative(true).holds
     assert gradient.strong_convexity(true).holds
     assert gradient.second_derivative(replace(true, weight=1.01 * true.weight)).holds is False
@@ -127,22 +128,19 @@ def test_wrong_weights_are_caught():
 
 
 def test_both_moduli_are_reported():
-    why = gradient.strong_convexity(
-        gradient.curvature(Expected(Uniform(8), 2, 16), np.zeros(8))
-    ).why
+    why = gradient.strong_convexity(curvature_at(Expected(Uniform(8), 2, 16), np.zeros(8))).why
     assert "T lambda_2 = 18.3" in why
     assert "T E c_K = 18.3" in why  # at p = 0 with diameter 0 they are the same
 
 
 def test_strong_convexity_needs_a_choice_and_a_domain():
     assert (
-        "K = E"
-        in gradient.strong_convexity(gradient.curvature(Expected(Uniform(3), 3), np.zeros(3))).why
+        "K = E" in gradient.strong_convexity(curvature_at(Expected(Uniform(3), 3), np.zeros(3))).why
     )
     assert (
         "diameter 2.00"
         in gradient.strong_convexity(
-            gradient.curvature(Expected(Uniform(3), 1), np.array([2.0, 0, 0]))
+            curvature_at(Expected(Uniform(3), 1), np.array([2.0, 0, 0]))
         ).why
     )
 
@@ -150,7 +148,7 @@ def test_strong_convexity_needs_a_choice_and_a_domain():
 def test_the_sum_is_kept_and_centring_changes_nothing(tmp_path):
     assert "may drift" in gradient.zero_sum_projection(lively(steps=20)).why
     homogeneous = gradient.zero_sum_projection(
-        run_loop(FixedScores(scores(), 2), inverse(1e-3), 20)
+        run_loop(FixedScores(scores(), 2), inverse_rule(1e-3), 20)
     )
     assert homogeneous.holds
     assert "is kept" in homogeneous.why
@@ -158,7 +156,7 @@ def test_the_sum_is_kept_and_centring_changes_nothing(tmp_path):
 
 
 def test_zero_sums_are_caught_and_refused():
-    step = next(iter(run_loop(FixedScores(scores(), 2), inverse(1e-3), 3)))
+    step = next(iter(run_loop(FixedScores(scores(), 2), inverse_rule(1e-3), 3)))
     assert (
         gradient.zero_sum_projection(
             [replace(step, loads=step.loads + np.array([0, 0, 0, 5]))]

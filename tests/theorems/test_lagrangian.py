@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from equipoise.optimum.loop import FixedScores, deepseek, inverse
-from equipoise.theorems.evidence.program import reduced_dual, run_loop
+from equipoise.optimum.loop import FixedScores, deepseek_rule, inverse_rule
+from equipoise.theorems.evidence.runs import run_loop
+from equipoise.theorems.evidence.steps import reduced_dual
 from equipoise.theorems.statements import lagrangian as statements
 from tests.theorems.cases import lively, moved_wrongly, recorded, scores, step_where
 
@@ -110,7 +111,7 @@ def test_unpaired_experts_are_caught():
 
 @pytest.mark.parametrize("statement", DEEPSEEK_ONLY)
 def test_other_step_sizes_are_not_deepseeks(statement):
-    run = run_loop(FixedScores(scores(), 2), inverse(1e-3), 20)
+    run = run_loop(FixedScores(scores(), 2), inverse_rule(1e-3), 20)
     assert statements.change_in_lagrangian(run).holds
     verdict = statement(run)
     assert (verdict.applies, verdict.holds, verdict.margin) == (False, None, None)
@@ -156,7 +157,7 @@ def test_rounded_shifts_are_still_deepseeks(tmp_path):
 @pytest.mark.parametrize("statement", [s for s in ALL[1:] if s is not statements.sandwich])
 def test_ties_break_hypotheses(statement):
     flat = np.round(scores() * 4) / 4
-    run = run_loop(FixedScores(flat, 2), deepseek(0.25), 5)
+    run = run_loop(FixedScores(flat, 2), deepseek_rule(0.25), 5)
     verdict = statement(run)
     assert not verdict.applies
     assert "K-th and (K+1)-th shifted scores are equal" in verdict.why

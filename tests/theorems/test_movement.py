@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from equipoise.optimum.loop import FixedScores, Path, deepseek, inverse
+from equipoise.optimum.loop import FixedScores, LoopPath, deepseek_rule, inverse_rule
 from equipoise.theorems.evidence.crowding import (
     least_gap_difference,
     most_in_a_window,
     near_threshold,
 )
-from equipoise.theorems.evidence.program import run_loop
+from equipoise.theorems.evidence.runs import run_loop
 from equipoise.theorems.statements import band, movement
 from tests.theorems.cases import lively, recorded, scores, settled, step_where
 
@@ -52,7 +52,7 @@ def test_u_bar_holds_below_and_is_silent_above(run, calm):
 def test_a_far_token_that_moves_is_caught(statement, run):
     """Two tokens far from the boundary make the swap that another one makes."""
     step = step_where(run, lambda step: step.changed.size > 0)
-    (entering, exiting), _ = next(iter(movement.swaps(step).items()))
+    (entering, exiting), _ = next(iter(movement.tokens_by_swap(step).items()))
     far = np.argsort(step.shifted[:, entering] - step.shifted[:, exiting])
     far = [i for i in far if step.before[i, exiting] and not step.before[i, entering]][:30]
     after = step.after.copy()
@@ -75,7 +75,7 @@ def test_two_tokens_in_one_swap_are_caught(calm):
 
 @pytest.mark.parametrize("statement", [*PER_STEP, movement.unique_movements])
 def test_other_steps_break_hypotheses(statement):
-    verdict = statement(run_loop(FixedScores(scores(), 2), inverse(1e-3), 10))
+    verdict = statement(run_loop(FixedScores(scores(), 2), inverse_rule(1e-3), 10))
     assert not verdict.applies
     assert "not DeepSeek's step" in verdict.why
 
@@ -83,7 +83,7 @@ def test_other_steps_break_hypotheses(statement):
 def test_dominance():
     gamma = scores()
     pushed = run_loop(
-        FixedScores(gamma, 2), deepseek(1e-3), 2, shift=np.array([2.0, 0.0, 0.0, -2.0])
+        FixedScores(gamma, 2), deepseek_rule(1e-3), 2, shift=np.array([2.0, 0.0, 0.0, -2.0])
     )
     verdict = movement.dominance(pushed)
     assert verdict.holds
@@ -92,7 +92,7 @@ def test_dominance():
     )
     other_router = replace(next(iter(pushed)), loads=np.array([0, 30, 30, 68]))
     assert "the router did something else" in movement.dominance([other_router]).why
-    silent = movement.dominance(run_loop(FixedScores(gamma, 2), deepseek(1e-3), 2))
+    silent = movement.dominance(run_loop(FixedScores(gamma, 2), deepseek_rule(1e-3), 2))
     assert not silent.applies
     assert "no expert dominates" in silent.why
 
@@ -101,7 +101,10 @@ def test_a_skipped_dominant_expert_is_caught():
     step = next(
         iter(
             run_loop(
-                FixedScores(scores(), 2), deepseek(1e-3), 2, shift=np.array([2.0, 0.0, 0.0, -2.0])
+                FixedScores(scores(), 2),
+                deepseek_rule(1e-3),
+                2,
+                shift=np.array([2.0, 0.0, 0.0, -2.0]),
             )
         )
     )
@@ -126,14 +129,14 @@ def test_the_band_is_kept_in_a_recorded_training(width, tmp_path):
 def test_leaving_the_band_is_caught(width, calm):
     loads = calm.path.loads.copy()
     loads[700, :2] += [16, -16]
-    verdict = band.band_stability(replace(calm, path=Path(calm.path.shifts, loads)), width)
+    verdict = band.band_stability(replace(calm, path=LoopPath(calm.path.shifts, loads)), width)
     assert verdict.applies is False or verdict.holds is False
     loads = calm.path.loads.copy()
     loads[-1, :2] += [
         16,
         -16,
     ]  # at the end no later step is made from it, so every hypothesis still holds
-    verdict = band.band_stability(replace(calm, path=Path(calm.path.shifts, loads)), width)
+    verdict = band.band_stability(replace(calm, path=LoopPath(calm.path.shifts, loads)), width)
     assert verdict.holds is False
 
 
@@ -152,14 +155,14 @@ def test_the_papers_band_is_entered(calm):
 def test_the_papers_band_is_entered_in_time():
     """Four tokens far apart: u-bar is 0.055, and with u = 0.02 the bound is 10 steps."""
     gamma = 0.5 - np.array([[0, 0.40], [0, 0.29], [0, 0.17], [0, 0.06]])
-    run = run_loop(FixedScores(gamma, 1), deepseek(0.02), 20)
+    run = run_loop(FixedScores(gamma, 1), deepseek_rule(0.02), 20)
     assert run.path.loads[0].tolist() == [4, 0]
     verdict = band.band_entry(run)
     assert verdict.holds, verdict
     assert "the bound is 11" in verdict.why
     loads = run.path.loads.copy()
     loads[-1] = [4, 0]
-    assert band.band_entry(replace(run, path=Path(run.path.shifts, loads))).holds is False
+    assert band.band_entry(replace(run, path=LoopPath(run.path.shifts, loads))).holds is False
 
 
 @pytest.mark.parametrize("width", WIDTHS[1:])
@@ -168,7 +171,7 @@ def test_staying_outside_is_caught(width):
     long = lively(steps=1500, tokens=32, skew=1.5)
     loads = long.path.loads.copy()
     loads[-1] = [32, 32, 0, 0]
-    verdict = band.band_entry(replace(long, path=Path(long.path.shifts, loads)), width)
+    verdict = band.band_entry(replace(long, path=LoopPath(long.path.shifts, loads)), width)
     assert verdict.holds is False
 
 
@@ -179,7 +182,7 @@ def test_short_runs_say_nothing_of_entry(tmp_path):
 
 
 def test_entry_starts_where_the_shift_does(run):
-    moved = replace(run, path=Path(run.path.shifts + np.array([1.0, 0, 0, 0]), run.path.loads))
+    moved = replace(run, path=LoopPath(run.path.shifts + np.array([1.0, 0, 0, 0]), run.path.loads))
     assert band.entry_bound(moved, 5e-3) == pytest.approx(
         band.entry_bound(run, 5e-3) + 3 * 1 / (2 * 5e-3), abs=3
     )
@@ -201,9 +204,9 @@ def test_crowding_against_brute_force():
 def test_near_threshold_counts_those_that_can_change(run):
     """A token not counted for expert k keeps its choice of k whatever shift within reach comes."""
     step = next(iter(run))
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     counts = near_threshold(step, 0.1)
     for _ in range(50):
-        moved = step.scores + step.shift + dice.uniform(-0.05, 0.05, 4)
+        moved = step.scores + step.shift + rng.uniform(-0.05, 0.05, 4)
         after = np.argsort(np.argsort(-moved, 1), 1) < 2
         assert ((after != step.before).sum(0) <= counts).all()

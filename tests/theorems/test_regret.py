@@ -9,20 +9,15 @@ from hypothesis import strategies as st
 
 from equipoise.expected.dual import Expected
 from equipoise.expected.laws import Beta, Uniform
-from equipoise.theorems.statements.regret import (
-    descend,
-    logarithmic_regret,
-    one_step,
-    project,
-    regret_at_best,
-)
+from equipoise.theorems.evidence.journeys import project_shifts, run_descents
+from equipoise.theorems.statements.regret import logarithmic_regret, one_step, regret_at_best
 
 STATEMENTS = [one_step, logarithmic_regret, regret_at_best]
 
 
 @pytest.fixture(scope="module")
 def journey():
-    return descend(Expected(Uniform(8), 2, num_tokens=64), rounds=60, seeds=48)
+    return run_descents(Expected(Uniform(8), 2, num_tokens=64), rounds=60, seeds=48)
 
 
 @pytest.mark.parametrize("statement", STATEMENTS)
@@ -32,7 +27,7 @@ def test_they_hold(statement, journey):
 
 
 def test_they_hold_for_unlike_experts():
-    journey = descend(
+    journey = run_descents(
         Expected(Beta(np.linspace(2, 3, 6), 3), 2, num_tokens=128), rounds=60, seeds=32, share=0.4
     )
     assert one_step(journey).holds, one_step(journey)
@@ -69,7 +64,7 @@ def test_regret_is_flat_in_the_tokens():
     294, ...
     """
     for tokens, papers in ((16, 73.4), (64, 293.6)):
-        journey = descend(
+        journey = run_descents(
             Expected(Uniform(8), 2, num_tokens=tokens), rounds=400, seeds=60, share=1.0
         )
         mean, error = journey.regret
@@ -81,17 +76,17 @@ def test_regret_is_flat_in_the_tokens():
 @given(st.integers(0, 10**6), st.integers(2, 9), st.floats(0.05, 3))
 @settings(max_examples=100, deadline=None)
 def test_projections_are_the_nearest_points(seed, experts, diameter):
-    dice = np.random.default_rng(seed)
-    shifts = dice.normal(size=(3, experts))
-    nearest = project(shifts, diameter)
+    rng = np.random.default_rng(seed)
+    shifts = rng.normal(size=(3, experts))
+    nearest = project_shifts(shifts, diameter)
     np.testing.assert_allclose(nearest.sum(1), 0, atol=1e-12)
     assert np.ptp(nearest, axis=1).max() <= diameter * (1 + 1e-9)
-    np.testing.assert_allclose(project(nearest, diameter), nearest, atol=1e-12)
+    np.testing.assert_allclose(project_shifts(nearest, diameter), nearest, atol=1e-12)
     for _ in range(20):  # the angle to any other point of the set is at least right
-        other = project(dice.normal(size=(3, experts)), diameter)
+        other = project_shifts(rng.normal(size=(3, experts)), diameter)
         assert (((shifts - nearest) * (other - nearest)).sum(1) <= 1e-9).all()
 
 
 def test_flat_duals_have_no_step():
     with pytest.raises(ValueError, match="K = E"):
-        descend(Expected(Uniform(3), 3), rounds=2, seeds=2)
+        run_descents(Expected(Uniform(3), 3), rounds=2, seeds=2)

@@ -11,13 +11,23 @@ from hypothesis import strategies as st
 
 from equipoise.cli import main
 from equipoise.cli.verify import verdict_cells, verdict_summary
-from equipoise.optimum.loop import FixedScores, deepseek, inverse, inverse_sqrt
+from equipoise.optimum.loop import FixedScores, deepseek_rule, inverse_rule, inverse_sqrt_rule
 from equipoise.theorems import verify
-from equipoise.theorems.evidence.program import run_loop
-from equipoise.theorems.verdict import HypothesisError, Slack, Verdict, judge, require
-from equipoise.theorems.verify import FIXED, GROUPS, NAMES, NO_BATCH, PROJECTED, whole_records
+from equipoise.theorems.evidence.runs import run_loop
+from equipoise.theorems.registry import Setting
+from equipoise.theorems.statements import all_statements
+from equipoise.theorems.verdict import (
+    HypothesisError,
+    Slack,
+    Verdict,
+    judge_evidence,
+    require_hypothesis,
+)
+from equipoise.theorems.verify import GROUPS, NO_BATCH, whole_records
 from equipoise.trace import Trace, TraceWriter
 from tests.theorems.cases import recorded
+
+NAMES = [statement.name for statement in all_statements()]
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +36,7 @@ def builtin():
 
 
 def test_everything_applies_somewhere_and_holds(builtin):
-    assert [verdict.name for verdict in builtin] == list(NAMES)
+    assert [verdict.name for verdict in builtin] == NAMES
     assert {int(name.split()[0]) for name in NAMES} == set(range(1, 18))
     for verdict in builtin:
         assert verdict.applies, verdict
@@ -40,7 +50,7 @@ def test_everything_applies_somewhere_and_holds(builtin):
     top_k=st.integers(1, 6),
     levels=st.sampled_from([3, 50, 2**40]),
     rate=st.sampled_from([1e-5, 1e-3, 1 / 64, 0.3]),
-    rule=st.sampled_from([deepseek, inverse, inverse_sqrt]),
+    rule=st.sampled_from([deepseek_rule, inverse_rule, inverse_sqrt_rule]),
 )
 @settings(max_examples=60, deadline=None)
 def test_nothing_is_refuted_by_any_problem(seed, tokens, experts, top_k, levels, rate, rule):
@@ -49,8 +59,10 @@ def test_nothing_is_refuted_by_any_problem(seed, tokens, experts, top_k, levels,
     """
     scores = np.random.default_rng(seed).integers(1, levels, (tokens, experts)) / levels
     run = run_loop(FixedScores(scores, min(top_k, experts)), rule(rate), 25)
-    for check in (*FIXED.values(), *PROJECTED.values()):
-        verdict = check([run])
+    for statement in all_statements():
+        if statement.evidence.setting is not Setting.FIXED_SCORES:
+            continue
+        verdict = statement([run])
         assert not verdict.applies or verdict.holds, verdict
 
 
@@ -59,7 +71,7 @@ def test_trainings(tmp_path):
         verdict.name: verdict
         for verdict in verify(recorded(tmp_path / "t", rule_u=0.01, tokens=640))
     }
-    assert list(found) == list(NAMES)
+    assert list(found) == NAMES
     assert all(verdict.holds for verdict in found.values() if verdict.applies), found
     assert found["8 movements, B_k(p)"].applies
     assert "(layer " in found["8 movements, B_k(p)"].why
@@ -153,15 +165,15 @@ class Piece:
 
 def test_judging_keeps_the_worst():
     def check(piece):
-        require(piece.number != 1, "a reason of 1.5e-3")
-        require(piece.number != 2, "a reason of 7")
+        require_hypothesis(piece.number != 1, "a reason of 1.5e-3")
+        require_hypothesis(piece.number != 2, "a reason of 7")
         return Slack(float(10 - piece.number), f"note {piece.number}")
 
-    verdict = judge("name", check, [Piece(n) for n in (5, 1, 8, 2, 3)])
+    verdict = judge_evidence("name", check, [Piece(n) for n in (5, 1, 8, 2, 3)])
     assert verdict[:5] == ("name", True, True, 2.0, 8)
     assert verdict.why == "note 8; checked 3 of 5; elsewhere: a reason of 1.5e-3"
-    assert judge("name", lambda piece: float("nan"), [Piece(1)]).holds is False
-    assert judge("name", check, []) == Verdict(
+    assert judge_evidence("name", lambda piece: float("nan"), [Piece(1)]).holds is False
+    assert judge_evidence("name", check, []) == Verdict(
         "name", False, None, None, None, "there was nothing to check"
     )
     with pytest.raises(HypothesisError):

@@ -59,11 +59,11 @@ def _show_verdicts(trace: Trace | None, batches: int) -> list[Verdict]:
     from rich.markup import escape
     from rich.table import Table
 
-    from equipoise.theorems.verify import verdicts
+    from equipoise.theorems.verify import iterate_verdicts
 
     console, found = Console(), []
     with Console(stderr=True).status("checking the statements") as status:
-        for verdict in verdicts(trace, batches=batches):
+        for verdict in iterate_verdicts(trace, batches=batches):
             found.append(verdict)
             status.update(f"checked {verdict.name}")
     about = "the built-in problems" if trace is None else f"{trace.folder}"

@@ -21,13 +21,13 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from equipoise.optimum.loop import Array
+from equipoise.optimum.arrays import Floats
 
 BLOCK = 16
 
 
 @njit(cache=True, fastmath={"contract", "nsz"})
-def _multiply(product: Array, below: Array, above: Array) -> None:
+def _multiply_factor(product: Floats, below: Floats, above: Floats) -> None:
     """product (K, BLOCK) times (b + a z), in place, powers from K on dropped."""
     for r in range(product.shape[0] - 1, 0, -1):
         for i in range(BLOCK):
@@ -37,24 +37,26 @@ def _multiply(product: Array, below: Array, above: Array) -> None:
 
 
 @njit(cache=True)
-def _suffixes(below: Array, above: Array, start: int, K: int) -> Array:
+def _suffix_products(below: Floats, above: Floats, start: int, K: int) -> Floats:
     """(E+1, K, BLOCK): the product over the experts from k on."""
     E = below.shape[0]
     products = np.zeros((E + 1, K, BLOCK))
     products[E, 0, :] = 1.0
     for k in range(E - 1, -1, -1):
         products[k] = products[k + 1]
-        _multiply(products[k], below[k, start : start + BLOCK], above[k, start : start + BLOCK])
+        _multiply_factor(
+            products[k], below[k, start : start + BLOCK], above[k, start : start + BLOCK]
+        )
     return products
 
 
 @njit(cache=True)
-def chosen_if_at(below: Array, above: Array, K: int) -> Array:
+def chosen_if_at(below: Floats, above: Floats, K: int) -> Floats:
     """(E, n): P(at most K - 1 of the others lie above v), for each expert."""
     E, n = below.shape
     result = np.empty((E, n))
     for start in range(0, n, BLOCK):
-        suffixes = _suffixes(below, above, start, K)
+        suffixes = _suffix_products(below, above, start, K)
         for k in range(E + 1):  # from powers to "at most"
             for r in range(1, K):
                 suffixes[k, r] += suffixes[k, r - 1]
@@ -65,12 +67,14 @@ def chosen_if_at(below: Array, above: Array, K: int) -> Array:
             for r in range(K):
                 total += prefix[r] * suffixes[k + 1, K - 1 - r]
             result[k, start : start + BLOCK] = total
-            _multiply(prefix, below[k, start : start + BLOCK], above[k, start : start + BLOCK])
+            _multiply_factor(
+                prefix, below[k, start : start + BLOCK], above[k, start : start + BLOCK]
+            )
     return result
 
 
 @njit(cache=True)
-def boundary_total(density: Array, below: Array, above: Array, K: int) -> Array:
+def boundary_total(density: Floats, below: Floats, above: Floats, K: int) -> Floats:
     """(n): sum over pairs k < l of density_k density_l P(exactly K - 1 of the others lie above v),
     in O(E K).
 
@@ -84,17 +88,19 @@ def boundary_total(density: Array, below: Array, above: Array, K: int) -> Array:
         none[0, :] = 1.0
         for k in range(E):
             height = density[k, start:stop]
-            _multiply(two, below[k, start:stop], above[k, start:stop])
+            _multiply_factor(two, below[k, start:stop], above[k, start:stop])
             two += one * height
-            _multiply(one, below[k, start:stop], above[k, start:stop])
+            _multiply_factor(one, below[k, start:stop], above[k, start:stop])
             one += none * height
-            _multiply(none, below[k, start:stop], above[k, start:stop])
+            _multiply_factor(none, below[k, start:stop], above[k, start:stop])
         result[start:stop] = two[K - 1]
     return result
 
 
 @njit(cache=True, fastmath={"contract", "nsz", "reassoc"})
-def boundary_pairs(density: Array, below: Array, above: Array, weights: Array, K: int) -> Array:
+def boundary_pairs(
+    density: Floats, below: Floats, above: Floats, weights: Floats, K: int
+) -> Floats:
     """(E, E): sum over points of weight density_k density_l P(exactly K - 1 of the others lie above
     v).
     """
@@ -102,7 +108,7 @@ def boundary_pairs(density: Array, below: Array, above: Array, weights: Array, K
     pairs = np.zeros((E, E))
     for start in range(0, n, BLOCK):
         stop = start + BLOCK
-        suffixes = _suffixes(below, above, start, K)
+        suffixes = _suffix_products(below, above, start, K)
         prefix = np.zeros((K, BLOCK))
         prefix[0, :] = 1.0
         without = np.empty((K, BLOCK))
@@ -118,6 +124,6 @@ def boundary_pairs(density: Array, below: Array, above: Array, weights: Array, K
                             total[i] += without[r, i] * suffixes[other + 1, K - 1 - r, i]
                     for i in range(BLOCK):
                         pairs[k, other] += here[i] * density[other, start + i] * total[i]
-                    _multiply(without, below[other, start:stop], above[other, start:stop])
-            _multiply(prefix, below[k, start:stop], above[k, start:stop])
+                    _multiply_factor(without, below[other, start:stop], above[other, start:stop])
+            _multiply_factor(prefix, below[k, start:stop], above[k, start:stop])
     return pairs + pairs.T

@@ -22,11 +22,11 @@ from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from equipoise.expected.counting import BLOCK, boundary_pairs, boundary_total, chosen_if_at
 from equipoise.expected.laws import Law
-from equipoise.optimum.loop import Array
+from equipoise.optimum.arrays import Bools, Floats, Ints, centred
 
 NODES, GAUSS = np.polynomial.legendre.leggauss(8)
 MOST_PANELS = 4096
@@ -70,15 +70,15 @@ class Expected:
             )
         return AtShift(self, shift)
 
-    def selection_probability(self, shift: ArrayLike) -> Array:
+    def selection_probability(self, shift: ArrayLike) -> Floats:
         """(E) pi(p)."""
         return self.at(shift).selection_probability
 
-    def selection_gradient(self, shift: ArrayLike) -> Array:
+    def selection_gradient(self, shift: ArrayLike) -> Floats:
         """(E, E) d pi_k / d p_l: the Laplacian of the boundary weights."""
         return laplacian(self.at(shift).boundary_weight)
 
-    def boundary_weight(self, shift: ArrayLike) -> Array:
+    def boundary_weight(self, shift: ArrayLike) -> Floats:
         """(E, E) w(p), symmetric, 0 on the diagonal."""
         return self.at(shift).boundary_weight
 
@@ -94,7 +94,7 @@ class Expected:
             np.linalg.eigvalsh(laplacian(self.at(shift).boundary_weight))[1]
         )
 
-    def minimiser(self) -> Array:
+    def minimiser(self) -> Floats:
         """p* with sum 0, by Newton's method from the shift that puts all experts' (1 -
         K/E)-quantiles level.
         """
@@ -103,12 +103,12 @@ class Expected:
                 "with K = E every shift gives the same loads: there is no minimiser to speak of"
             )
         share = self.top_k / self.law.num_experts
-        point = self.at(_centred(-self.law.quantile(1 - share)))
+        point = self.at(centred(-self.law.quantile(1 - share)))
         for _ in range(60):
             slope = point.selection_probability - share
             if np.abs(slope).max() <= max(self.tolerance, 1e-13):
                 return point.shift
-            point = _downhill(point, _newton(point.boundary_weight, slope), slope)
+            point = _downhill(point, _newton_direction(point.boundary_weight, slope), slope)
         raise ValueError(
             f"the minimiser was not found: loads are off by {np.abs(slope).max():.1e} of the "
             "tokens after 60 steps"
@@ -120,10 +120,10 @@ class AtShift:
     """The expected quantities at one shift."""
 
     expected: Expected
-    shift: Array
+    shift: Floats
 
     @cached_property
-    def selection_probability(self) -> Array:
+    def selection_probability(self) -> Floats:
         grid = self._grid
         return (grid.density * grid.chosen) @ grid.weights
 
@@ -136,12 +136,12 @@ class AtShift:
         )
 
     @cached_property
-    def boundary_weight(self) -> Array:
+    def boundary_weight(self) -> Floats:
         grid, K = self._grid, self.expected.top_k
         return boundary_pairs(grid.density, grid.below, grid.above, grid.weights, K)
 
     @property
-    def gradient(self) -> Array:
+    def gradient(self) -> Floats:
         """T pi - L (Prop. 12)."""
         return self.expected.num_tokens * self.selection_probability - self.expected.target_load
 
@@ -165,47 +165,47 @@ class AtShift:
         return self._adapted[1]
 
     @property
-    def _grid(self) -> _Grid:
+    def _grid(self) -> _QuadratureGrid:
         return self._adapted[0]
 
     @cached_property
-    def _adapted(self) -> tuple[_Grid, float]:
+    def _adapted(self) -> tuple[_QuadratureGrid, float]:
         return _adapted(self)
 
-    def look(self, v: Array, weights: Array) -> _Grid:
+    def look(self, v: Floats, weights: Floats) -> _QuadratureGrid:
         """The law and the cheap probabilities at points v."""
         law, at = self.expected.law, v[:, None] - self.shift
         arrays = (np.ascontiguousarray(each(at).T) for each in (law.density, law.below, law.above))
         density, below, above = arrays
-        return _Grid(
+        return _QuadratureGrid(
             v, weights, density, below, above, chosen_if_at(below, above, self.expected.top_k)
         )
 
 
 @dataclass(frozen=True)
-class _Grid:
+class _QuadratureGrid:
     """Points v with weights, and at each, per expert (E, n): the law, and the chance of being
     chosen when lying there.
     """
 
-    v: Array
-    weights: Array
-    density: Array
-    below: Array
-    above: Array
-    chosen: Array
+    v: Floats
+    weights: Floats
+    density: Floats
+    below: Floats
+    above: Floats
+    chosen: Floats
 
-    def take(self, points: NDArray[np.int64]) -> _Grid:
-        return _Grid(*(each[..., points] for each in vars(self).values()))
+    def take(self, points: Ints) -> _QuadratureGrid:
+        return _QuadratureGrid(*(each[..., points] for each in vars(self).values()))
 
 
-def laplacian(weight: Array) -> Array:
+def laplacian(weight: Floats) -> Floats:
     """diag(row sums) - w."""
     return np.diag(weight.sum(1)) - weight
 
 
 def least_weight(law: Law, top_k: int, kappa: float) -> float:
-    """c_K = inf of min_kl w_kl(p) over shifts of diameter at most 1 - kappa (sec. 5.5), searched at
+    """c_K = inf of min_kl w_kl(p) over shifts of diameter at most 1 - kappa (sec. 5.6), searched at
     two-level shifts.
 
     Some experts are up by 1 - kappa and the rest down: all numbers of them, the most and the least
@@ -224,7 +224,7 @@ def least_weight(law: Law, top_k: int, kappa: float) -> float:
     return least
 
 
-def _finely(point: AtShift) -> Array:
+def _finely(point: AtShift) -> Floats:
     """Boundary weights on a fixed fine grid: relative accuracy for numbers far below any absolute
     tolerance.
     """
@@ -234,14 +234,14 @@ def _finely(point: AtShift) -> Array:
     return boundary_pairs(grid.density, grid.below, grid.above, grid.weights, point.expected.top_k)
 
 
-def _adapted(point: AtShift) -> tuple[_Grid, float]:
+def _adapted(point: AtShift) -> tuple[_QuadratureGrid, float]:
     """Panels halved until the integrals over a panel and over its halves agree, and by how much
     they do not, summed.
     """
     edges = _edges(point)
     low, high = edges[:-1], edges[1:]
     grid = point.look(*_nodes(low, high))
-    accepted: list[_Grid] = []
+    accepted: list[_QuadratureGrid] = []
     spent, left = 0, 0.0
     while low.size:
         middle = (low + high) / 2
@@ -258,11 +258,11 @@ def _adapted(point: AtShift) -> tuple[_Grid, float]:
     return _joined(accepted), left
 
 
-def _nodes_of(panels: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _nodes_of(panels: Bools) -> Ints:
     return np.flatnonzero(np.repeat(panels, NODES.size))
 
 
-def _joined(grids: list[_Grid]) -> _Grid:
+def _joined(grids: list[_QuadratureGrid]) -> _QuadratureGrid:
     """One grid of many, padded to whole BLOCKs by repeating the last point with weight 0."""
     columns = {
         name: np.concatenate([getattr(grid, name) for grid in grids], axis=-1)
@@ -272,30 +272,30 @@ def _joined(grids: list[_Grid]) -> _Grid:
     kept = np.minimum(np.arange(size + -size % BLOCK), size - 1)
     columns = {name: np.ascontiguousarray(each[..., kept]) for name, each in columns.items()}
     columns["weights"][size:] = 0.0
-    return _Grid(**columns)
+    return _QuadratureGrid(**columns)
 
 
-def _edges(point: AtShift) -> Array:
+def _edges(point: AtShift) -> Floats:
     """Where panels meet at first: the corners, as long as there are not too many, and a cut above
     what cannot matter.
     """
     corners = (point.expected.law.corners + point.shift[:, None]).ravel()
     low, high = point.shift.min(), point.shift.max() + 1  # scores lie in (0, 1)
-    low = max(low, _start(point, low, high))
+    low = max(low, _first_relevant_point(point, low, high))
     inner = np.unique(np.round(corners[(corners > low) & (corners < high)], 13))
     if inner.size > MOST_PANELS // 4:
         inner = np.linspace(low, high, 65)[1:-1]
     return np.unique(np.concatenate([[low], inner, np.linspace(low, high, 9)[1:-1], [high]]))
 
 
-def _start(point: AtShift, low: float, high: float) -> float:
+def _first_relevant_point(point: AtShift, low: float, high: float) -> float:
     """A v below which even the most hopeful expert is chosen with probability under 1e-18."""
     v = np.linspace(low, high, BLOCK)
     hopeless = point.look(v, v).chosen.max(0) < 1e-18
     return float(v[max(int(np.argmin(hopeless)) - 1, 0)])
 
 
-def _nodes(low: Array, high: Array) -> tuple[Array, Array]:
+def _nodes(low: Floats, high: Floats) -> tuple[Floats, Floats]:
     """Gauss-Legendre points and weights of panels, padded to whole BLOCKs by points of weight 0."""
     half = (high - low)[:, None] / 2
     v, weights = (low[:, None] + half * (NODES + 1)).ravel(), (half * GAUSS).ravel()
@@ -303,7 +303,7 @@ def _nodes(low: Array, high: Array) -> tuple[Array, Array]:
     return np.pad(v, (0, spare), mode="edge"), np.pad(weights, (0, spare))
 
 
-def _integrals(point: AtShift, grid: _Grid, panels: int) -> Array:
+def _integrals(point: AtShift, grid: _QuadratureGrid, panels: int) -> Floats:
     """(E+1, panels): each panel's part of pi, and of the mean over experts of the boundary weights."""
     grid = _joined([grid.take(np.arange(panels * NODES.size))])
     total = boundary_total(grid.density, grid.below, grid.above, point.expected.top_k) / len(
@@ -313,15 +313,15 @@ def _integrals(point: AtShift, grid: _Grid, panels: int) -> Array:
     return values[:, : panels * NODES.size].reshape(-1, panels, NODES.size).sum(2)
 
 
-def _newton(weight: Array, slope: Array) -> Array:
+def _newton_direction(weight: Floats, slope: Floats) -> Floats:
     """-Laplacian^+ slope, with a little of the mean degree added where the graph is almost cut."""
     matrix = laplacian(weight)
     E = len(matrix)
     matrix += np.eye(E) * 1e-9 * max(np.trace(matrix) / E, 1e-9) + 1 / E
-    return _centred(-np.linalg.solve(matrix, slope))
+    return centred(-np.linalg.solve(matrix, slope))
 
 
-def _downhill(point: AtShift, step: Array, slope: Array) -> AtShift:
+def _downhill(point: AtShift, step: Floats, slope: Floats) -> AtShift:
     """The longest of step, step/2, ... that lessens f, or failing that (at the last digits) the
     last one.
     """
@@ -334,7 +334,3 @@ def _downhill(point: AtShift, step: Array, slope: Array) -> AtShift:
         ):
             break
     return ahead
-
-
-def _centred(shift: NDArray[np.floating]) -> Array:
-    return np.asarray(shift - shift.mean(), np.float64)

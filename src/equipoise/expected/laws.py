@@ -15,37 +15,37 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import special
 
-from equipoise.optimum.loop import Array
+from equipoise.optimum.arrays import Floats, Ints
 
 
 class Law(ABC):
     """The scores of one token: E independent numbers in (0, 1)."""
 
-    corners: Array
+    corners: Floats
 
     @property
     def num_experts(self) -> int:
         return len(self.corners)
 
     @abstractmethod
-    def density(self, x: Array) -> Array: ...
+    def density(self, x: Floats) -> Floats: ...
 
     @abstractmethod
-    def below(self, x: Array) -> Array:
+    def below(self, x: Floats) -> Floats:
         """P(score <= x)."""
 
     @abstractmethod
-    def above(self, x: Array) -> Array:
+    def above(self, x: Floats) -> Floats:
         """P(score > x)."""
 
     @abstractmethod
-    def sample(self, dice: np.random.Generator, tokens: int) -> Array:
+    def sample(self, rng: np.random.Generator, tokens: int) -> Floats:
         """(T, E) scores."""
 
-    def quantile(self, share: float) -> Array:
+    def quantile(self, share: float) -> Floats:
         """(E) the scores that `share` of an expert's tokens lie below, by bisection."""
         low, high = np.zeros(self.num_experts), np.ones(self.num_experts)
         for _ in range(60):
@@ -61,17 +61,17 @@ class Uniform(Law):
     def __init__(self, num_experts: int) -> None:
         self.corners = np.tile([0.0, 1.0], (num_experts, 1))
 
-    def density(self, x: Array) -> Array:
+    def density(self, x: Floats) -> Floats:
         return ((x > 0) & (x < 1)).astype(np.float64)
 
-    def below(self, x: Array) -> Array:
+    def below(self, x: Floats) -> Floats:
         return np.clip(x, 0, 1)
 
-    def above(self, x: Array) -> Array:
+    def above(self, x: Floats) -> Floats:
         return np.clip(1 - x, 0, 1)
 
-    def sample(self, dice: np.random.Generator, tokens: int) -> Array:
-        return dice.random((tokens, self.num_experts))
+    def sample(self, rng: np.random.Generator, tokens: int) -> Floats:
+        return rng.random((tokens, self.num_experts))
 
 
 class Beta(Law):
@@ -92,7 +92,7 @@ class Beta(Law):
             [np.where(self.a < 3, 0.0, np.nan), np.where(self.b < 3, 1.0, np.nan)], 1
         )
 
-    def density(self, x: Array) -> Array:
+    def density(self, x: Floats) -> Floats:
         inside = np.clip(x, 0, 1)
         log = (
             special.xlogy(self.a - 1, inside)
@@ -101,14 +101,14 @@ class Beta(Law):
         )
         return np.where((x > 0) & (x < 1), np.exp(log), 0.0)
 
-    def below(self, x: Array) -> Array:
+    def below(self, x: Floats) -> Floats:
         return special.betainc(self.a, self.b, np.clip(x, 0, 1))
 
-    def above(self, x: Array) -> Array:
+    def above(self, x: Floats) -> Floats:
         return special.betainc(self.b, self.a, np.clip(1 - x, 0, 1))
 
-    def sample(self, dice: np.random.Generator, tokens: int) -> Array:
-        return dice.beta(self.a, self.b, (tokens, self.num_experts))
+    def sample(self, rng: np.random.Generator, tokens: int) -> Floats:
+        return rng.beta(self.a, self.b, (tokens, self.num_experts))
 
 
 class TruncatedNormal(Law):
@@ -126,25 +126,25 @@ class TruncatedNormal(Law):
             )
         self.corners = np.tile([0.0, 1.0], (self.mean.size, 1))
 
-    def density(self, x: Array) -> Array:
+    def density(self, x: Floats) -> Floats:
         z = (x - self.mean) / self.std
         height = np.exp(-z * z / 2) / (np.sqrt(2 * np.pi) * self.std * self.inside)
         return np.where((x > 0) & (x < 1), height, 0.0)
 
-    def below(self, x: Array) -> Array:
+    def below(self, x: Floats) -> Floats:
         z = (np.clip(x, 0, 1) - self.mean) / self.std
         return np.clip((special.ndtr(z) - special.ndtr(-self.mean / self.std)) / self.inside, 0, 1)
 
-    def above(self, x: Array) -> Array:
+    def above(self, x: Floats) -> Floats:
         z = (np.clip(x, 0, 1) - self.mean) / self.std
         return np.clip(
             (special.ndtr(-z) - special.ndtr((self.mean - 1) / self.std)) / self.inside, 0, 1
         )
 
-    def sample(self, dice: np.random.Generator, tokens: int) -> Array:
+    def sample(self, rng: np.random.Generator, tokens: int) -> Floats:
         start = special.ndtr(-self.mean / self.std)
         return self.mean + self.std * special.ndtri(
-            start + self.inside * dice.random((tokens, self.num_experts))
+            start + self.inside * rng.random((tokens, self.num_experts))
         )
 
 
@@ -181,32 +181,32 @@ class Histogram(Law):
         edges = np.linspace(max(scores.min(), 0.0), min(scores.max(), 1.0), bins + 1)
         return cls(np.stack([np.histogram(column, edges)[0] for column in scores.T]), edges)
 
-    def density(self, x: Array) -> Array:
+    def density(self, x: Floats) -> Floats:
         bin, _ = self._place(x)
         inside = (x > self.edges[0]) & (x < self.edges[-1])
         return np.where(inside, self._height[self._experts, bin], 0.0)
 
-    def below(self, x: Array) -> Array:
+    def below(self, x: Floats) -> Floats:
         bin, into = self._place(x)
         return self._below[self._experts, bin] + self._height[self._experts, bin] * into
 
-    def above(self, x: Array) -> Array:
+    def above(self, x: Floats) -> Floats:
         bin, into = self._place(x)
         left = np.diff(self.edges)[bin] - into
         return self._above[self._experts, bin + 1] + self._height[self._experts, bin] * left
 
-    def sample(self, dice: np.random.Generator, tokens: int) -> Array:
+    def sample(self, rng: np.random.Generator, tokens: int) -> Floats:
         share = np.diff(self._below, axis=1)
         bins = np.stack(
-            [dice.choice(share.shape[1], tokens, p=each / each.sum()) for each in share], 1
+            [rng.choice(share.shape[1], tokens, p=each / each.sum()) for each in share], 1
         )
-        return self.edges[bins] + np.diff(self.edges)[bins] * dice.random(bins.shape)
+        return self.edges[bins] + np.diff(self.edges)[bins] * rng.random(bins.shape)
 
     @property
-    def _experts(self) -> NDArray[np.int64]:
+    def _experts(self) -> Ints:
         return np.arange(self.num_experts)
 
-    def _place(self, x: Array) -> tuple[NDArray[np.int64], Array]:
+    def _place(self, x: Floats) -> tuple[Ints, Floats]:
         """The bin of x, and how far into it."""
         x = np.clip(x, self.edges[0], self.edges[-1])
         bin = np.clip(np.searchsorted(self.edges, x, side="right") - 1, 0, self.edges.size - 2)

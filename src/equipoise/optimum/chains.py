@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from equipoise.storage.arrays import Array
 
 DONE, WIDER, AGAIN = 0, 1, 2
 _FAR = 1 << 61

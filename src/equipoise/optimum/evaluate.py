@@ -15,8 +15,7 @@ import numpy as np
 from equipoise.optimum.problem import Problem, readable_shift
 from equipoise.optimum.solve import Solution, solve
 from equipoise.optimum.topk import choice, sums
-
-Array = np.ndarray[Any, Any]
+from equipoise.storage.arrays import Array
 
 
 @dataclass(frozen=True)

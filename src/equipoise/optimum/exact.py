@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from equipoise.optimum import chains as paths
 from equipoise.optimum.newton import Look, Region
 from equipoise.optimum.topk import boundary
-
-Array = np.ndarray[Any, Any]
+from equipoise.storage.arrays import Array
 
 
 @dataclass

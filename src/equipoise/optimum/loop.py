@@ -1,18 +1,20 @@
 """The paper's primal-dual loop on fixed scores (eqs. 7 and 8), and its fast twin.
 
-    x^n = top-K of scores + p^n         A^n = column sums of x^n         p^(n+1) = p^n + rule(n, L - A^n)
+    x^n = top-K of scores + p^n
+    A^n = column sums of x^n
+    p^(n+1) = p^n + rule(n, L - A^n)
 
 `iterate` is that, line by line. `iterate_fast` gives the same path to the last bit without touching
 T * E numbers at each step. It remembers an anchor: a shift under which every token's choice is
-known. If the shift has since moved by d, no difference of two experts has changed by more than max
-d - min d, the reach. So
+known. If the shift has since moved by d, no difference of two experts has changed by more than
+max d - min d, the reach. So
 
     a token whose margin (K-th minus (K+1)-th shifted score) is greater than the reach chooses as it
     did at the anchor; of the others, an expert that led the best one left out by more than the
     reach is still chosen, and one that trailed the worst chosen by more is still left out.
 
 What remains are a few tokens, a prefix of them sorted by margin, with a few experts each, the
-contenders, for a few seats. They are listed once for all reaches up to a horizon; beyond it, or
+contenders, for a few places. They are listed once for all reaches up to a horizon; beyond it, or
 when listing them anew pays, a new anchor is taken.
 
 Ties go to the expert with the lowest index, in both. T tokens, E experts, K choices, N steps.
@@ -25,46 +27,47 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Array = NDArray[np.float64]
-Rule = Callable[[int, Array], Array]
+from equipoise.optimum.arrays import Bools, Floats, Ints
+
+UpdateRule = Callable[[int, Floats], Floats]
 """(n = 1, 2, ..., target load - load) -> what to add to the shift"""
 
 
 class FixedScores(NamedTuple):
     """A batch that never changes: what the deterministic statements are about."""
 
-    scores: Array
+    scores: Floats
     """(T, E)"""
     top_k: int
 
 
-class Path(NamedTuple):
+class LoopPath(NamedTuple):
     """Where the loop went."""
 
-    shifts: Array
+    shifts: Floats
     """(N+1, E): p^0 ... p^N"""
-    loads: NDArray[np.int64]
+    loads: Ints
     """(N+1, E): A^0 ... A^N, each under the shift of the same row"""
 
 
-def deepseek(u: float) -> Rule:
+def deepseek_rule(u: float) -> UpdateRule:
     """u sign(L - A): the paper's eqs. 3 and 10."""
     return lambda n, gap: u * np.sign(gap)
 
 
-def inverse(u: float) -> Rule:
+def inverse_rule(u: float) -> UpdateRule:
     """(u / n) (L - A), counts."""
     return lambda n, gap: u / n * gap
 
 
-def inverse_sqrt(u: float) -> Rule:
+def inverse_sqrt_rule(u: float) -> UpdateRule:
     """(u / sqrt n) (L - A), counts."""
     return lambda n, gap: u / np.sqrt(n) * gap
 
 
-def choose(shifted: Array, top_k: int) -> NDArray[np.bool_]:
+def choose_top_k(shifted: Floats, top_k: int) -> Bools:
     """(T, E) -> which experts each token takes: its K largest, of equal ones the first."""
     least = np.partition(shifted, -top_k, axis=1)[:, -top_k, None]
     chosen, equal = shifted > least, shifted == least
@@ -73,27 +76,27 @@ def choose(shifted: Array, top_k: int) -> NDArray[np.bool_]:
 
 
 def iterate(
-    problem: FixedScores, rule: Rule, steps: int, *, shift: ArrayLike | None = None
-) -> Path:
-    """The loop, to be read. `problem` is anything with scores (T, E) and top_k; the shift starts at
-    0 unless given.
+    problem: FixedScores, rule: UpdateRule, steps: int, *, shift: ArrayLike | None = None
+) -> LoopPath:
+    """The loop, written to be read. `problem` is anything with scores (T, E) and top_k; the shift
+    starts at 0 unless given.
     """
-    scores, top_k, path = _start(problem, steps, shift)
+    scores, top_k, path = _prepare_loop(problem, steps, shift)
     target = top_k * len(scores) / scores.shape[1]
     for n in range(steps + 1):
-        path.loads[n] = choose(scores + path.shifts[n], top_k).sum(0)  # the primal update
+        # the primal update
+        path.loads[n] = choose_top_k(scores + path.shifts[n], top_k).sum(0)
         if n < steps:
-            path.shifts[n + 1] = path.shifts[n] + rule(
-                n + 1, target - path.loads[n]
-            )  # the dual update
+            # the dual update
+            path.shifts[n + 1] = path.shifts[n] + rule(n + 1, target - path.loads[n])
     return path
 
 
 def iterate_fast(
-    problem: FixedScores, rule: Rule, steps: int, *, shift: ArrayLike | None = None
-) -> Path:
+    problem: FixedScores, rule: UpdateRule, steps: int, *, shift: ArrayLike | None = None
+) -> LoopPath:
     """`iterate`, the same to the last bit, at a cost that follows the tokens near their boundary."""
-    scores, top_k, path = _start(problem, steps, shift)
+    scores, top_k, path = _prepare_loop(problem, steps, shift)
     target = top_k * len(scores) / scores.shape[1]
     anchor = _Anchor(scores, top_k, path.shifts[0])
     for n in range(steps + 1):
@@ -103,7 +106,9 @@ def iterate_fast(
     return path
 
 
-def _start(problem: FixedScores, steps: int, shift: ArrayLike | None) -> tuple[Array, int, Path]:
+def _prepare_loop(
+    problem: FixedScores, steps: int, shift: ArrayLike | None
+) -> tuple[Floats, int, LoopPath]:
     scores = np.ascontiguousarray(problem.scores, np.float64)
     if scores.ndim != 2 or not 1 <= problem.top_k <= scores.shape[1]:
         raise ValueError(
@@ -113,7 +118,7 @@ def _start(problem: FixedScores, steps: int, shift: ArrayLike | None) -> tuple[A
     if not np.isfinite(scores).all():
         raise ValueError("scores must be finite")
     shape = (steps + 1, scores.shape[1])
-    path = Path(np.empty(shape), np.empty(shape, np.int64))
+    path = LoopPath(np.empty(shape), np.empty(shape, np.int64))
     path.shifts[0] = 0.0 if shift is None else shift
     return scores, problem.top_k, path
 
@@ -121,54 +126,57 @@ def _start(problem: FixedScores, steps: int, shift: ArrayLike | None) -> tuple[A
 class _Anchor:
     """Every token's choice under one shift, and who may change it within a horizon."""
 
-    def __init__(self, scores: Array, top_k: int, shift: Array) -> None:
-        self.scores, self.top_k, self.largest = (
-            scores,
-            top_k,
-            float(np.abs(scores).max(initial=0.0)),
-        )
-        self._drop(shift, np.full(len(scores), -np.inf))
+    def __init__(self, scores: Floats, top_k: int, shift: Floats) -> None:
+        self.scores, self.top_k = scores, top_k
+        self.largest = float(np.abs(scores).max(initial=0.0))
+        self._move_to(shift, np.full(len(scores), -np.inf))
 
-    def loads_at(self, shift: Array) -> NDArray[np.int64]:
+    def loads_at(self, shift: Floats) -> Ints:
+        """(E) under this shift; takes a new anchor there where the old one does not reach."""
         moved = shift - self.shift
         # shifted scores are rounded: half an ulp each, here and at the anchor
-        rounding = (
-            4
-            * np.finfo(np.float64).eps
-            * (self.largest + np.abs(shift).max() + np.abs(self.shift).max())
-        )
+        size = self.largest + np.abs(shift).max() + np.abs(self.shift).max()
+        rounding = 4 * np.finfo(np.float64).eps * size
         reach = moved.max() - moved.min() + rounding
         near = int(np.searchsorted(self.margins, reach, side="right"))
         self.work += int(self.starts[min(near, self.starts.size - 1)])
         if reach > self.horizon or self.work > self.scores.size:
-            # K + 1 experts were at least at the (K+1)-th, and none has lost more than the least
-            # move: lower ones cannot count
-            self._drop(shift, self.edges[:, 1] + moved.min() - rounding)
+            # K + 1 experts were at least at the (K+1)-th score, and none has moved by less than
+            # the least move: what lies lower than that cannot be among the K + 1 best
+            self._move_to(shift, self.edges[:, 1] + moved.min() - rounding)
             return self.loads.copy()
-        return _recount(
-            shift, near, self.starts, self.seats, self.experts, self.values, self.chosen, self.loads
+        return _recount_loads(
+            shift,
+            near,
+            self.starts,
+            self.places,
+            self.experts,
+            self.values,
+            self.chosen,
+            self.loads,
         )
 
-    def _drop(self, shift: Array, floor: Array) -> None:
+    def _move_to(self, shift: Floats, floor: Floats) -> None:
+        """Take the anchor here. No shifted score below floor (T) can be among a token's best."""
         self.shift, self.work = shift.copy(), 0
-        self.edges, self.loads = _take(self.scores, shift, self.top_k, floor)
+        self.edges, self.loads = _thresholds_and_loads(self.scores, shift, self.top_k, floor)
         margins = self.edges[:, 0] - self.edges[:, 1]
         # half the tokens: a horizon far enough for many steps, and near enough for few contenders
         self.horizon = float(np.median(margins)) if self.top_k < self.scores.shape[1] else np.inf
         order = np.flatnonzero(margins <= self.horizon)
         order = order[np.argsort(margins[order], kind="stable")]
         self.margins = margins[order]
-        self.starts, self.seats, self.experts, self.values, self.chosen = _contenders(
+        self.starts, self.places, self.experts, self.values, self.chosen = _list_contenders(
             self.scores, shift, self.top_k, order, self.edges, self.horizon
         )
 
 
 @njit(cache=True)
-def _best(
-    row: Array, shift: Array, floor: float, experts: NDArray[np.int64], values: Array
+def _largest_shifted(
+    row: Floats, shift: Floats, floor: float, experts: Ints, values: Floats
 ) -> None:
-    """The len(values) largest of row + shift, none below floor, largest first. An equal one never
-    passes an earlier.
+    """The len(values) largest of row + shift, none below floor, largest first. Of equal ones the
+    earlier comes first.
     """
     kept = 0
     for k in range(row.size):
@@ -189,7 +197,9 @@ def _best(
 
 
 @njit(cache=True)
-def _take(scores: Array, shift: Array, top_k: int, floor: Array) -> tuple[Array, NDArray[np.int64]]:
+def _thresholds_and_loads(
+    scores: Floats, shift: Floats, top_k: int, floor: Floats
+) -> tuple[Floats, Ints]:
     """(T, 2) every token's K-th and (K+1)-th shifted score (-inf where there is none), and the
     loads (E).
     """
@@ -198,7 +208,7 @@ def _take(scores: Array, shift: Array, top_k: int, floor: Array) -> tuple[Array,
     kept = min(top_k + 1, E)
     experts, values = np.empty(kept, np.int64), np.empty(kept)
     for i in range(T):
-        _best(scores[i], shift, floor[i], experts, values)
+        _largest_shifted(scores[i], shift, floor[i], experts, values)
         for j in range(top_k):
             loads[experts[j]] += 1
         edges[i, : kept - top_k + 1] = values[top_k - 1 :]
@@ -206,14 +216,16 @@ def _take(scores: Array, shift: Array, top_k: int, floor: Array) -> tuple[Array,
 
 
 @njit(cache=True)
-def _contenders(
-    scores: Array, shift: Array, top_k: int, rows: NDArray[np.int64], edges: Array, horizon: float
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], Array, NDArray[np.bool_]]:
-    """For each of `rows`, those within the horizon of its threshold: where its list starts, how
-    many seats they contend for, and of each contender its index, score, and whether it has a seat
-    now. Of equal ones the first has it, as everywhere.
+def _list_contenders(
+    scores: Floats, shift: Floats, top_k: int, rows: Ints, edges: Floats, horizon: float
+) -> tuple[Ints, Ints, Ints, Floats, Bools]:
+    """For each of `rows`, the experts within the horizon of its threshold, in one long list.
+
+    Gives where each row's part starts, how many places its contenders compete for, and of each
+    contender its index, its score, and whether it has a place now. Of equal ones the first has it,
+    as everywhere.
     """
-    starts, seats = np.zeros(rows.size + 1, np.int64), np.zeros(rows.size, np.int64)
+    starts, places = np.zeros(rows.size + 1, np.int64), np.zeros(rows.size, np.int64)
     room = 1024
     experts, values, chosen = np.empty(room, np.int64), np.empty(room), np.empty(room, np.bool_)
     at = 0
@@ -227,33 +239,34 @@ def _contenders(
         above = 0
         for k in range(row.size):
             above += row[k] + shift[k] > worst
-        ties = top_k - above  # seats left for those that equal the K-th
+        # places left for those that equal the K-th
+        ties = top_k - above
         for k in range(row.size):
             value = row[k] + shift[k]
-            seated = value > worst
+            placed = value > worst
             if value == worst and ties > 0:
-                seated = True
+                placed = True
                 ties -= 1
-            if (seated and value - best <= horizon) or (not seated and worst - value <= horizon):
-                experts[at], values[at], chosen[at] = k, row[k], seated
-                seats[n] += seated
+            if (placed and value - best <= horizon) or (not placed and worst - value <= horizon):
+                experts[at], values[at], chosen[at] = k, row[k], placed
+                places[n] += placed
                 at += 1
         starts[n + 1] = at
-    return starts, seats, experts[:at].copy(), values[:at].copy(), chosen[:at].copy()
+    return starts, places, experts[:at].copy(), values[:at].copy(), chosen[:at].copy()
 
 
 @njit(cache=True)
-def _recount(
-    shift: Array,
+def _recount_loads(
+    shift: Floats,
     near: int,
-    starts: NDArray[np.int64],
-    seats: NDArray[np.int64],
-    experts: NDArray[np.int64],
-    scores: Array,
-    chosen: NDArray[np.bool_],
-    loads: NDArray[np.int64],
-) -> NDArray[np.int64]:
-    """Loads when only the contenders of the first `near` tokens choose again."""
+    starts: Ints,
+    places: Ints,
+    experts: Ints,
+    scores: Floats,
+    chosen: Bools,
+    loads: Ints,
+) -> Ints:
+    """Loads when only the contenders of the first `near` tokens choose_top_k again."""
     counted = loads.copy()
     best, values = np.empty(shift.size, np.int64), np.empty(shift.size)
     for n in range(near):
@@ -263,7 +276,7 @@ def _recount(
             value, at = scores[c] + shift[experts[c]], kept
             if chosen[c]:
                 counted[experts[c]] -= 1
-            if kept < seats[n]:
+            if kept < places[n]:
                 kept += 1
             elif value <= values[kept - 1]:
                 continue

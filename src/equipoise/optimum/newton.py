@@ -19,8 +19,7 @@ import numpy as np
 from scipy import sparse
 
 from equipoise.optimum.topk import ALL, Boundary, boundary
-
-Array = np.ndarray[Any, Any]
+from equipoise.storage.arrays import Array
 
 _PER_EXPERT = 16  # tokens at the boundary that tell an expert's curvature to a fifth or so
 _ROUNDS = 100  # of conjugate gradients, at most

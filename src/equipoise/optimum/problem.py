@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.optimum.topk import in_parts, largest_size
-
-Array = np.ndarray[Any, Any]
+from equipoise.storage.arrays import Array
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from scipy import sparse
 from scipy.optimize import linprog
 
 from equipoise.optimum.problem import Problem
-
-Array = np.ndarray[Any, Any]
+from equipoise.storage.arrays import Array
 
 
 class Reference(NamedTuple):

@@ -28,8 +28,8 @@ from equipoise.optimum.exact import Exact, exact_at, finish, scale_of
 from equipoise.optimum.newton import Descent, Region, descend
 from equipoise.optimum.problem import Problem, readable_shift
 from equipoise.optimum.topk import ALL, boundary, choice, sums
+from equipoise.storage.arrays import Array
 
-Array = np.ndarray[Any, Any]
 Progress = Callable[[str], None]
 
 _SAMPLES = (2048, 16384)  # tokens; each a start for the next

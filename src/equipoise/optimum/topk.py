@@ -30,10 +30,10 @@ import numpy as np
 from llvmlite import ir
 from numba.extending import intrinsic
 
+from equipoise.storage.arrays import Array
+
 _L1_BYTES = 16384  # a block of scores should leave room for the column of best values beside it
 _MIN_PART = 4096  # tokens; below this a second thread costs more than it brings
-
-Array = np.ndarray[Any, Any]
 
 
 def _instruction(name: str) -> Any:

@@ -1,9 +1,9 @@
 """Verdict: did a statement of the paper apply here, did it hold, and by what margin.
 
 `applies` is apart from `holds`: a theorem whose hypotheses fail is not refuted. A check is a
-function of one piece of evidence (a step, a run, a law) that first calls `require` for each
-hypothesis and then returns its slack: by how much the conclusion holds, negative if it does not,
-and if it likes a note. `judge` folds the slacks of many pieces into one verdict.
+function of one piece of evidence (a step, a run, a law). It first calls `require_hypothesis` for
+each hypothesis, then returns its slack: by how much the conclusion holds, negative if it does not.
+It may add a note. `judge_evidence` folds the slacks of many pieces into one verdict.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ class Verdict(NamedTuple):
     """whether the conclusion held everywhere the hypotheses did; None where they never did"""
     margin: float | None
     """the least slack, in the statement's own unit (its docstring says which); negative if it does
-    not hold
-    """
+    not hold"""
     worst_step: int | None
     """where the slack was least"""
     why: str
@@ -41,7 +40,7 @@ class Evidence(Protocol):
 
 
 class Slack(NamedTuple):
-    """By how much a conclusion holds, and what a reader should know beside."""
+    """By how much a conclusion holds, and a note for the reader."""
 
     value: float
     note: str = ""
@@ -51,20 +50,30 @@ class HypothesisError(Exception):
     """A hypothesis does not hold; the text says which, in words."""
 
 
-E = TypeVar("E", bound=Evidence)
+PieceT = TypeVar("PieceT", bound=Evidence)
 
 
-def require(met: bool, otherwise: str) -> None:
-    """A hypothesis."""
+def require_hypothesis(met: bool, otherwise: str) -> None:
+    """Raise HypothesisError with the text `otherwise` unless the hypothesis is met."""
     if not met:
         raise HypothesisError(otherwise)
 
 
-def judge(
-    name: str, check: Callable[[E], float | Slack], evidence: Iterable[E], meaning: str = ""
+def not_applicable(name: str, why: str) -> Verdict:
+    """The verdict on a statement whose hypotheses held nowhere."""
+    return Verdict(name, applies=False, holds=None, margin=None, worst_step=None, why=why)
+
+
+def judge_evidence(
+    name: str,
+    check: Callable[[PieceT], float | Slack],
+    evidence: Iterable[PieceT],
+    meaning: str = "",
 ) -> Verdict:
-    """One verdict from many pieces of evidence: the worst slack where the hypotheses hold, and what
-    failed elsewhere.
+    """One verdict from many pieces of evidence.
+
+    Its margin is the worst slack where the hypotheses hold. Its `why` is the note of that piece (or
+    `meaning`, what the margin is in), then what failed on the other pieces.
     """
     slacks: list[tuple[float, int, str]] = []
     unmet: list[str] = []
@@ -73,33 +82,28 @@ def judge(
             found = check(piece)
         except HypothesisError as reason:
             unmet.append(str(reason))
-        else:
-            value, note = found if isinstance(found, Slack) else (found, "")
-            slacks.append(
-                (
-                    -math.inf if math.isnan(value) else float(value),
-                    piece.number,
-                    _placed(note or meaning, piece),
-                )
-            )
+            continue
+        value, note = found if isinstance(found, Slack) else (found, "")
+        # NaN compares with nothing: a slack that cannot be computed counts as failed
+        value = -math.inf if math.isnan(value) else float(value)
+        slacks.append((value, piece.number, _with_layer(note or meaning, piece)))
     if not slacks:
-        return Verdict(name, False, None, None, None, _told(unmet) or "there was nothing to check")
+        return not_applicable(name, _commonest_reasons(unmet) or "there was nothing to check")
     margin, step, note = min(slacks)
-    told = [note] if note else []
+    parts = [note] if note else []
     if unmet:
-        told.append(
-            f"checked {len(slacks)} of {len(slacks) + len(unmet)}; elsewhere: {_told(unmet)}"
-        )
-    return Verdict(name, True, margin >= 0, margin, step, "; ".join(told))
+        total, reasons = len(slacks) + len(unmet), _commonest_reasons(unmet)
+        parts.append(f"checked {len(slacks)} of {total}; elsewhere: {reasons}")
+    return Verdict(name, True, margin >= 0, margin, step, "; ".join(parts))
 
 
-def _placed(note: str, piece: Evidence) -> str:
+def _with_layer(note: str, piece: Evidence) -> str:
     layer = getattr(piece, "layer", "")
     return f"{note} (layer {layer})" if layer else note
 
 
-def _told(unmet: list[str]) -> str:
-    """The commonest reasons, one example each: those that differ in their figures only are one
+def _commonest_reasons(unmet: list[str]) -> str:
+    """The two commonest reasons, one example each. Texts that differ only in their numbers are one
     reason.
     """
     examples = {re.sub(r"[\d.e+-]+", "#", text): text for text in reversed(unmet)}

@@ -2,53 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
+from typing import Any
 
 from equipoise.theorems.evidence import problems
-from equipoise.theorems.evidence.draws import Draws, draws_of_record
-from equipoise.theorems.evidence.program import Run, run_of_record
-from equipoise.theorems.statements import band, gradient, lagrangian, movement, regret
-from equipoise.theorems.verdict import Verdict
+from equipoise.theorems.evidence.draws import draws_of_record
+from equipoise.theorems.evidence.runs import run_of_record
+from equipoise.theorems.registry import Setting
+from equipoise.theorems.statements import all_statements
+from equipoise.theorems.verdict import Verdict, not_applicable
 from equipoise.trace import Record, Trace
-
-FIXED: dict[str, Callable[[list[Run]], Verdict]] = {
-    "1 change in Lagrangian": lagrangian.change_in_lagrangian,
-    "2 switching benefit": lagrangian.switching_benefit,
-    "3 pairwise bounds": lagrangian.pairwise_bounds,
-    "4 Lagrangian, DeepSeek step": lagrangian.deepseek_lagrangian,
-    "5 assignment changes": lagrangian.assignment_changes,
-    "6 monotonicity": lagrangian.monotonicity,
-    "6 sandwich, free of assumptions": lagrangian.sandwich,
-    "7 like switches, like gaps": movement.like_gaps,
-    "8 unique movements, u < u-bar": movement.unique_movements,
-    "8 movements, M(u)": movement.crowded_movements,
-    "8 movements, B_k(p)": movement.bounded_movements,
-    **{
-        f"9 band stability, {width}": partial(band.band_stability, width=width)
-        for width in band.WIDTHS
-    },
-    "10 uniform dominance": movement.dominance,
-    **{f"11 band entry, {width}": partial(band.band_entry, width=width) for width in band.WIDTHS},
-}
-DRAWN: dict[str, Callable[[list[Draws]], Verdict]] = {
-    "12 unbiased gradient": gradient.unbiased_gradient,
-    "13 variance and second moment": gradient.gradient_variance,
-    "14 second derivative": gradient.second_derivative,
-    "14 strong convexity": gradient.strong_convexity,
-}
-PROJECTED: dict[str, Callable[[list[Run]], Verdict]] = {
-    "15 zero-sum projection": gradient.zero_sum_projection
-}
-REPEATED: dict[str, Callable[[regret.Repeated], Verdict]] = {
-    "16 one-step accounting": regret.one_step,
-    "17 logarithmic regret": regret.logarithmic_regret,
-    "17 regret, variance at p*": regret.regret_at_best,
-}
-NAMES = (*FIXED, *DRAWN, *PROJECTED, *REPEATED)
 
 NO_BATCH = "no batch's scores were kept whole: record some with whole=True"
 GROUPS = "tokens were limited to groups of experts, so their choice is not top-K of scores + shift"
+
+MOST_DRAWN = 3
+"""whole batches of a trace that the statements on drawn batches look at: each costs an integral"""
 
 
 def verify(trace: Trace | None = None, *, batches: int = 16) -> list[Verdict]:
@@ -60,33 +29,38 @@ def verify(trace: Trace | None = None, *, batches: int = 16) -> list[Verdict]:
         >>> all(verdict.holds for verdict in verdicts if verdict.applies)
         True
     """
-    return list(verdicts(trace, batches=batches))
+    return list(iterate_verdicts(trace, batches=batches))
 
 
-def verdicts(trace: Trace | None = None, *, batches: int = 16) -> Iterator[Verdict]:
-    """`verify`, one at a time."""
-    if trace is None:
-        runs, draws = list(problems.runs()), list(problems.draws())
-    else:
-        kept = whole_records(trace, batches)
-        runs = [run_of_record(record, trace, layer) for layer, record in kept]
-        draws = [
-            draws_of_record(record, trace.top_k) for _, record in kept[:: -(-len(kept) // 3) or 1]
-        ]
-    silent = "" if runs else NO_BATCH
+def iterate_verdicts(trace: Trace | None = None, *, batches: int = 16) -> Iterator[Verdict]:
+    """`verify`, one verdict at a time."""
+    sources = _builtin_sources() if trace is None else _trace_sources(trace, batches)
+    silent = "" if sources[Setting.FIXED_SCORES] else NO_BATCH
     if trace is not None and trace.about.get("groups"):
         silent = GROUPS
-    if silent:
-        yield from (Verdict(name, False, None, None, None, silent) for name in NAMES)
-        return
-    for check in FIXED.values():
-        yield check(runs)
-    for sampled in DRAWN.values():
-        yield sampled(draws)
-    for check in PROJECTED.values():
-        yield check(runs)
-    for repeated in REPEATED.values():
-        yield repeated(problems.journey() if trace is None else trace)
+    for each in all_statements():
+        if silent:
+            yield not_applicable(each.name, silent)
+        else:
+            yield each(sources[each.evidence.setting])
+
+
+def _builtin_sources() -> dict[Setting, Any]:
+    return {
+        Setting.FIXED_SCORES: list(problems.builtin_runs()),
+        Setting.DRAWN_BATCHES: list(problems.builtin_draws()),
+        Setting.REPEATED_DESCENTS: problems.builtin_journey(),
+    }
+
+
+def _trace_sources(trace: Trace, batches: int) -> dict[Setting, Any]:
+    kept = whole_records(trace, batches)
+    drawn = kept[:: -(-len(kept) // MOST_DRAWN) or 1]
+    return {
+        Setting.FIXED_SCORES: [run_of_record(record, trace, layer) for layer, record in kept],
+        Setting.DRAWN_BATCHES: [draws_of_record(record, trace.top_k) for _, record in drawn],
+        Setting.REPEATED_DESCENTS: trace,
+    }
 
 
 def whole_records(trace: Trace, most: int) -> list[tuple[str, Record]]:
@@ -99,7 +73,6 @@ def whole_records(trace: Trace, most: int) -> list[tuple[str, Record]]:
         (step, layer) for layer in range(len(trace.layers)) for step in trace.whole_steps(layer)
     ]
     places.sort()
-    chosen = (
-        [places[i * len(places) // most] for i in range(most)] if len(places) > most else places
-    )
-    return [(trace.layers[layer], trace.record(layer, step)) for step, layer in chosen]
+    if len(places) > most:
+        places = [places[i * len(places) // most] for i in range(most)]
+    return [(trace.layers[layer], trace.record(layer, step)) for step, layer in places]

@@ -1,5 +1,5 @@
-"""How many tokens can move at once: u-bar, M(u) and B_k(p), from the roughest to the one that
-speaks at scale (errata 7).
+"""How many tokens can move at once: u-bar, M(u) and B_k(p), from the coarsest bound to the only
+one that is useful at scale (errata 7).
 
 For a pair of experts (k, l) a token's gap is score_k - score_l. Tokens that swap the same pair in
 one step have gaps within 2u of each other (statement 7), so the number that can do so is at most
@@ -13,18 +13,16 @@ from itertools import combinations
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-from equipoise.optimum.loop import Array
-from equipoise.theorems.evidence.program import Step
+from equipoise.optimum.arrays import Floats, Ints
+from equipoise.theorems.evidence.steps import UpdateStep
 
 
-def least_gap_difference(scores: Array, enough: float = 0.0) -> float:
+def least_gap_difference(scores: Floats, enough: float = 0.0) -> float:
     """2 u-bar: the least difference of two tokens' gaps for the same pair of experts.
 
-    It is about 0.2 / (T E)^2, and 0 with two equal tokens. Stops early, with the difference at
-    hand, once it is at most
-    `enough`: whoever asks whether 2u is smaller has the answer then.
+    It is about 0.2 / (T E)^2, and 0 with two equal tokens. Stops early, with the difference found
+    so far, once that is at most `enough`: a caller that asks whether 2u is smaller needs no more.
     """
     least = np.inf
     for gaps in sorted_gaps(scores):
@@ -34,23 +32,21 @@ def least_gap_difference(scores: Array, enough: float = 0.0) -> float:
     return least
 
 
-def most_in_a_window(scores: Array, length: float) -> int:
-    """M: the most tokens whose gap for one pair of experts lies in one closed window of this
-    length.
-    """
+def most_in_a_window(scores: Floats, length: float) -> int:
+    """M: the most tokens whose gap for one pair of experts lies in one closed window of `length`."""
     most = 0
     for gaps in sorted_gaps(scores):
-        most = _fuller(gaps, length, most)
+        most = _fuller_window(gaps, length, most)
     return most
 
 
-def sorted_gaps(scores: Array) -> Iterator[Array]:
+def sorted_gaps(scores: Floats) -> Iterator[Floats]:
     """For each pair of experts, the tokens' gaps in order."""
     columns = np.ascontiguousarray(scores.T)
     return (np.sort(one - other) for one, other in combinations(columns, 2))
 
 
-def near_threshold(step: Step, reach: float) -> NDArray[np.int64]:
+def near_threshold(step: UpdateStep, reach: float) -> Ints:
     """B_k(p): the tokens whose shifted score for expert k lies within `reach` of their K/(K+1)
     threshold.
 
@@ -60,9 +56,8 @@ def near_threshold(step: Step, reach: float) -> NDArray[np.int64]:
     E = step.shifted.shape[1]
     if step.top_k == E:
         return np.zeros(E, np.int64)
-    left_out, chosen = np.partition(step.shifted, (-step.top_k - 1, -step.top_k), axis=1)[
-        :, [-step.top_k - 1, -step.top_k]
-    ].T
+    pair = [-step.top_k - 1, -step.top_k]
+    left_out, chosen = np.partition(step.shifted, pair, axis=1)[:, pair].T
     distance = np.where(
         step.before, step.shifted - left_out[:, None], chosen[:, None] - step.shifted
     )
@@ -70,7 +65,7 @@ def near_threshold(step: Step, reach: float) -> NDArray[np.int64]:
 
 
 @njit(cache=True)
-def _fuller(ordered: Array, length: float, most: int) -> int:
+def _fuller_window(ordered: Floats, length: float, most: int) -> int:
     """The most that fit into one window, if that is more than `most`: the window only ever grows."""
     start = 0
     while start + most < ordered.size:

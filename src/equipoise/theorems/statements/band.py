@@ -14,63 +14,61 @@ from collections.abc import Callable
 import numpy as np
 
 from equipoise.theorems.evidence.crowding import most_in_a_window, near_threshold
-from equipoise.theorems.evidence.program import (
-    Run,
-    Source,
-    Step,
+from equipoise.theorems.evidence.hypotheses import (
     deepseek_rate,
+    require_below_u_bar,
     require_no_ties,
-    runs_of,
 )
-from equipoise.theorems.statements.movement import require_below_u_bar
-from equipoise.theorems.verdict import Slack, Verdict, judge, require
+from equipoise.theorems.evidence.runs import RUNS, FixedScoresRun
+from equipoise.theorems.evidence.steps import UpdateStep
+from equipoise.theorems.registry import statement_variants
+from equipoise.theorems.verdict import Slack, require_hypothesis
 
-Width = Callable[[list[Step], list[float]], float]
+BandWidth = Callable[[list[UpdateStep], list[float]], float]
+"""(steps, u of each step) -> how far a load may be from its target, in tokens"""
 
 
-def _paper(steps: list[Step], rates: list[float]) -> float:
+def _below_u_bar(steps: list[UpdateStep], rates: list[float]) -> float:
+    """E - 1, the paper's."""
     require_below_u_bar(steps[int(np.argmax(rates))])
     for step in steps:
         require_no_ties(step)
     return steps[0].scores.shape[1] - 1
 
 
-def _window(steps: list[Step], rates: list[float]) -> float:
-    return (steps[0].scores.shape[1] - 1) * most_in_a_window(
-        steps[0].scores, 2 * max(rates) + 2 * steps[0].tiny
-    )
+def _by_window(steps: list[UpdateStep], rates: list[float]) -> float:
+    """(E - 1) M(u)."""
+    length = 2 * max(rates) + 2 * steps[0].tiny
+    return (steps[0].scores.shape[1] - 1) * most_in_a_window(steps[0].scores, length)
 
 
-def _threshold(steps: list[Step], rates: list[float]) -> float:
+def _by_threshold(steps: list[UpdateStep], rates: list[float]) -> float:
+    """The largest B_k(p)."""
     return max(
         int(near_threshold(step, 2 * u + 2 * step.tiny).max()) for step, u in zip(steps, rates)
     )
 
 
-WIDTHS: dict[str, Width] = {"u < u-bar": _paper, "M(u)": _window, "B_k(p)": _threshold}
+WIDTHS: dict[str, BandWidth] = {
+    "u < u-bar": _below_u_bar,
+    "M(u)": _by_window,
+    "B_k(p)": _by_threshold,
+}
 
 
-def band_stability(source: Source, width: str = "u < u-bar") -> Verdict:
-    """9. Once |A_k - L| <= width it stays so. `width` is "u < u-bar" (the paper's E - 1), "M(u)" or
-    "B_k(p)".
+@statement_variants(9, "band stability", WIDTHS, evidence=RUNS, meaning="tokens")
+def band_stability(run: FixedScoresRun, width: BandWidth) -> Slack:
+    """9. Once |A_k - L| <= width it stays so. The width is that of "u < u-bar" (the paper's E - 1),
+    "M(u)" or "B_k(p)".
 
     The margin is width less the largest |A_k - L| of an expert that was inside before, in tokens. A
     width above L says nothing.
     """
-    return judge(
-        f"9 band stability, {width}",
-        lambda run: _stays(run, WIDTHS[width]),
-        runs_of(source),
-        "tokens",
-    )
-
-
-def _stays(run: Run, width: Width) -> Slack:
     steps, rates = _deepseek_steps(run)
     allowed = width(steps, rates)
     off = np.abs(run.path.loads - run.target)
     inside = off[:-1] <= allowed
-    require(bool(inside.any()), f"no load was within {allowed:.0f} of its target")
+    require_hypothesis(bool(inside.any()), f"no load was within {allowed:.0f} of its target")
     note = (
         f"the band is {allowed:.0f} tokens to either side, {allowed / run.target.min():.2g} "
         "of the target"
@@ -78,47 +76,38 @@ def _stays(run: Run, width: Width) -> Slack:
     return Slack(float(allowed - off[1:][inside].max()), note)
 
 
-def band_entry(source: Source, width: str = "u < u-bar") -> Verdict:
+@statement_variants(11, "band entry", WIDTHS, evidence=RUNS, meaning="steps to spare")
+def band_entry(run: FixedScoresRun, width: BandWidth) -> Slack:
     """11. Every load enters the band within (E - 1)(ceil(R / 2u) + 1) steps, and none leaves it
     again.
 
     R is the range of the scores plus the diameter of the first shift (errata 7). The margin is the
     bound less the step by which the last expert had entered.
     """
-    return judge(
-        f"11 band entry, {width}",
-        lambda run: _enters(run, WIDTHS[width]),
-        runs_of(source),
-        "steps to spare",
-    )
-
-
-def entry_bound(run: Run, u: float) -> int:
-    """(E - 1)(ceil(R / 2u) + 1)."""
-    reach = np.ptp(run.scores) + np.ptp(run.path.shifts[0])
-    return (run.scores.shape[1] - 1) * (math.ceil(reach / (2 * u)) + 1)
-
-
-def _enters(run: Run, width: Width) -> Slack:
-    require(len(run) > 1, "one step is not a path: this needs a run on fixed scores")
+    require_hypothesis(len(run) > 1, "one step is not a path: this needs a run on fixed scores")
     steps, rates = _deepseek_steps(run)
     moving = [u for u in rates if u > 0] or [math.inf]
-    require(
+    require_hypothesis(
         max(moving) - min(moving) <= 1e-6 * max(moving) or moving == [math.inf],
         "u changed on the way",
     )
     bound = entry_bound(run, moving[0])
     outside = np.abs(run.path.loads - run.target) > width(steps, rates)
-    last = (
-        int(np.flatnonzero(outside.any(1)).max(initial=-1)) + 1
-    )  # the first step from which all are inside for good
-    require(
+    # the first step from which all are inside for good
+    last = int(np.flatnonzero(outside.any(1)).max(initial=-1)) + 1
+    require_hypothesis(
         last <= len(run) or len(run) >= bound,
         f"the run's {len(run)} steps end before the bound of {bound}, still outside",
     )
     return Slack(float(bound - last), f"inside for good from step {last}; the bound is {bound}")
 
 
-def _deepseek_steps(run: Run) -> tuple[list[Step], list[float]]:
+def entry_bound(run: FixedScoresRun, u: float) -> int:
+    """(E - 1)(ceil(R / 2u) + 1)."""
+    reach = np.ptp(run.scores) + np.ptp(run.path.shifts[0])
+    return (run.scores.shape[1] - 1) * (math.ceil(reach / (2 * u)) + 1)
+
+
+def _deepseek_steps(run: FixedScoresRun) -> tuple[list[UpdateStep], list[float]]:
     steps = list(run)
     return steps, [deepseek_rate(step) for step in steps]

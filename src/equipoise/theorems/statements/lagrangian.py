@@ -8,110 +8,95 @@ from __future__ import annotations
 
 import numpy as np
 
-from equipoise.optimum.loop import Array
-from equipoise.theorems.evidence.program import (
-    Source,
-    Step,
+from equipoise.optimum.arrays import Bools, Floats
+from equipoise.theorems.evidence.hypotheses import (
     deepseek_rate,
     require_dual_update,
     require_no_ties,
-    steps_of,
 )
-from equipoise.theorems.verdict import Verdict, judge, require
+from equipoise.theorems.evidence.runs import STEPS
+from equipoise.theorems.evidence.steps import UpdateStep
+from equipoise.theorems.registry import statement
+from equipoise.theorems.verdict import require_hypothesis
 
 
-def change_in_lagrangian(source: Source) -> Verdict:
+@statement(1, "change in Lagrangian", evidence=STEPS, meaning="tolerance less the identity's error")
+def change_in_lagrangian(step: UpdateStep) -> float:
     """1. L(x', p') - L(x, p) = sum_i b(i) - sum_k eps_k (A_k - L)^2, for any step sizes.
 
     The margin is the tolerance (1e-10 of the objective, plus what rounding the recorded shifts may
     do) less the error.
     """
-    return judge(
-        "1 change in Lagrangian", _change, steps_of(source), "tolerance less the identity's error"
-    )
-
-
-def _change(step: Step) -> float:
     require_dual_update(step)
     predicted = step.benefit.sum() - (step.step_size * step.gap**2).sum()
     return float(step.tolerance - abs(step.change - predicted))
 
 
-def switching_benefit(source: Source) -> Verdict:
-    """2. b(i) is the sum over entering-exiting pairs of their difference in shifted score; and b(i)
-    >= 0.
+@statement(
+    2, "switching benefit", evidence=STEPS, meaning="the least benefit, and tolerance less error"
+)
+def switching_benefit(step: UpdateStep) -> float:
+    """2. b(i) is the sum over entering-exiting pairs of their difference in shifted score (eq. 13);
+    and b(i) >= 0.
 
     The margin is the least of b(i) and of the tolerance less the error, over tokens; minus the
     number of experts too many or too few where a token's entering and exiting experts cannot be
     paired.
     """
-    return judge(
-        "2 switching benefit",
-        _benefit,
-        steps_of(source),
-        "the least benefit, and tolerance less error",
-    )
-
-
-def _benefit(step: Step) -> float:
     require_no_ties(step)
-    rows, worth = step.changed, step.shifted_after[step.changed]
-    added, removed = step.after[rows] & ~step.before[rows], step.before[rows] & ~step.after[rows]
+    added, removed = _swapped(step)
     unpaired = np.abs(added.sum(1) - removed.sum(1)).max(initial=0)
     if unpaired:
         return -float(unpaired)
+    worth = step.shifted_after[step.changed]
     pairs = np.array([(w[a] - w[r]).sum() for w, a, r in zip(worth, added, removed)])
     small = step.scores.shape[1] * (step.tiny + 1e-15)
-    return float(
-        min(
-            step.benefit.min(initial=np.inf) + small,
-            small - np.abs(pairs - step.benefit).max(initial=0.0),
-        )
-    )
+    least_benefit = step.benefit.min(initial=np.inf) + small
+    return float(min(least_benefit, small - np.abs(pairs - step.benefit).max(initial=0.0)))
 
 
-def pairwise_bounds(source: Source) -> Verdict:
-    """3. For every entering k+ and exiting k- of a token, with differences of shifted score (+
-    minus -):
+@statement(3, "pairwise bounds", evidence=STEPS, meaning="least slack, in score")
+def pairwise_bounds(step: UpdateStep) -> float:
+    """3. For every entering k+ and exiting k- of a token, with differences of shifted score (that
+    of k+ minus that of k-; eqs. 14, 15 and 16):
 
-        0 < new difference < u (s+ - s-) <= 2u,     -2u < old difference < 0,     0 < b(i) < 2u changes(i).
+          0 < new difference < u (s+ - s-) <= 2u
+        -2u < old difference < 0
+          0 < b(i) < 2u changes(i)
 
     (errata 2: the last of the first chain is <=.) The margin is the least slack of all of them.
     """
-    return judge("3 pairwise bounds", _pairwise, steps_of(source), "least slack, in score")
-
-
-def _pairwise(step: Step) -> float:
     u = deepseek_rate(step)
     require_no_ties(step)
     rows = step.changed
-    require(rows.size > 0, "no token changed its choice")
-    added, removed = step.after[rows] & ~step.before[rows], step.before[rows] & ~step.after[rows]
+    require_hypothesis(rows.size > 0, "no token changed its choice")
+    added, removed = _swapped(step)
     old, new = step.shifted[rows], step.shifted_after[rows]
+    unsigned = new - u * step.sign
     slacks = (
-        _least(new, added) - _most(new, removed),  # 0 < new difference
-        _least(new - u * step.sign, removed) - _most(new - u * step.sign, added),  # < u (s+ - s-)
-        2 * u - (_most(new, added) - _least(new, removed)),
-        2 * u + (_least(old, added) - _most(old, removed)),  # -2u < old difference
-        _least(old, removed) - _most(old, added),  # < 0
+        # 0 < new difference
+        _least_where(new, added) - _most_where(new, removed),
+        # new difference < u (s+ - s-)
+        _least_where(unsigned, removed) - _most_where(unsigned, added),
+        # new difference < 2u
+        2 * u - (_most_where(new, added) - _least_where(new, removed)),
+        # -2u < old difference
+        2 * u + (_least_where(old, added) - _most_where(old, removed)),
+        # old difference < 0
+        _least_where(old, removed) - _most_where(old, added),
         step.benefit,
         2 * u * added.sum(1) - step.benefit,
     )
     return float(min(each.min() for each in slacks) + 2 * step.tiny)
 
 
-def deepseek_lagrangian(source: Source) -> Verdict:
-    """4. With DeepSeek's step the change is sum_i b(i) - u sum_k |A_k - L|, at most u (2 changes -
-    sum_k |A_k - L|).
+@statement(4, "Lagrangian, DeepSeek step", evidence=STEPS, meaning="least slack, in score")
+def deepseek_lagrangian(step: UpdateStep) -> float:
+    """4. With DeepSeek's step the change is sum_i b(i) - u sum_k |A_k - L| (eq. 20), at most
+    u (2 changes - sum_k |A_k - L|) (eq. 21).
 
     The margin is the lesser of the bound's slack and of the tolerance less the identity's error.
     """
-    return judge(
-        "4 Lagrangian, DeepSeek step", _deepseek, steps_of(source), "least slack, in score"
-    )
-
-
-def _deepseek(step: Step) -> float:
     u = deepseek_rate(step)
     require_no_ties(step)
     off = u * np.abs(step.gap).sum()
@@ -120,44 +105,36 @@ def _deepseek(step: Step) -> float:
     return float(min(step.tolerance - error, 2 * u * changes - off - step.change + step.tolerance))
 
 
-def assignment_changes(source: Source) -> Verdict:
-    """5. Entering experts are strictly less loaded than exiting ones: sign(L - A_k+) > sign(L -
-    A_k-).
+@statement(5, "assignment changes", evidence=STEPS, meaning="difference of signs, less 1")
+def assignment_changes(step: UpdateStep) -> float:
+    """5. Entering experts are strictly less loaded than exiting ones:
+    sign(L - A_k+) > sign(L - A_k-).
 
     The margin is the least difference of signs less 1: 0 or 1 where it holds. It holds however
     small the steps are.
     """
-    return judge(
-        "5 assignment changes", _direction, steps_of(source), "difference of signs, less 1"
-    )
-
-
-def _direction(step: Step) -> float:
     deepseek_rate(step)
     require_no_ties(step)
     rows = step.changed
-    require(rows.size > 0, "no token changed its choice")
+    require_hypothesis(rows.size > 0, "no token changed its choice")
     sign = np.broadcast_to(step.sign, (rows.size, step.sign.size))
-    added, removed = step.after[rows] & ~step.before[rows], step.before[rows] & ~step.after[rows]
-    return float((_least(sign, added) - _most(sign, removed)).min() - 1)
+    added, removed = _swapped(step)
+    return float((_least_where(sign, added) - _most_where(sign, removed)).min() - 1)
 
 
-def monotonicity(source: Source) -> Verdict:
+@statement(6, "monotonicity", evidence=STEPS, meaning="least slack, in score")
+def monotonicity(step: UpdateStep) -> float:
     """6. If no expert changes between over-, under- and exactly loaded, the Lagrangian does not
     grow.
 
-    Checked in the sharper forms of errata 8: change <= -2u max(over, under) for integer L, and <=
-    -u sum |A' - L|. The margin is the least slack. Loads near balance cross L at almost every step,
-    so at scale this seldom applies: see the sandwich.
+    Checked in the sharper forms of errata 8: change <= -2u max(over, under) for integer L, and
+    change <= -u sum |A' - L|. The margin is the least slack. Loads near balance cross L at almost
+    every step, so at scale this seldom applies: see the sandwich.
     """
-    return judge("6 monotonicity", _monotone, steps_of(source), "least slack, in score")
-
-
-def _monotone(step: Step) -> float:
     u = deepseek_rate(step)
     require_no_ties(step)
     sign_after = np.sign(step.target - step.loads_after)
-    require(
+    require_hypothesis(
         bool((sign_after == step.sign).all()),
         "experts changed between overloaded, balanced and underloaded",
     )
@@ -167,28 +144,30 @@ def _monotone(step: Step) -> float:
     return float(min(bounds) - step.change + step.tolerance)
 
 
-def sandwich(source: Source) -> Verdict:
-    """6, free of assumptions, ties allowed (errata 8): -u sum |A - L| <= change <= u sum_k s_k
-    (A'_k - L).
+@statement(6, "sandwich, free of assumptions", evidence=STEPS, meaning="least slack, in score")
+def sandwich(step: UpdateStep) -> float:
+    """6, free of assumptions, ties allowed (errata 8):
+
+        -u sum |A - L| <= change <= u sum_k s_k (A'_k - L)
 
     The margin is the least slack of the two. The right side is what one step can gain at most,
     whatever the scores.
     """
-    return judge(
-        "6 sandwich, free of assumptions", _sandwich, steps_of(source), "least slack, in score"
-    )
-
-
-def _sandwich(step: Step) -> float:
     u = deepseek_rate(step)
     low = -u * np.abs(step.gap).sum()
     high = u * (step.sign * (step.loads_after - step.target)).sum()
     return float(min(step.change - low, high - step.change) + step.tolerance)
 
 
-def _least(values: Array, where: np.ndarray) -> Array:
+def _swapped(step: UpdateStep) -> tuple[Bools, Bools]:
+    """Of the changed tokens: which experts entered, and which left."""
+    before, after = step.before[step.changed], step.after[step.changed]
+    return after & ~before, before & ~after
+
+
+def _least_where(values: Floats, where: Bools) -> Floats:
     return np.where(where, values, np.inf).min(1)
 
 
-def _most(values: Array, where: np.ndarray) -> Array:
+def _most_where(values: Floats, where: Bools) -> Floats:
     return np.where(where, values, -np.inf).max(1)
