@@ -13,11 +13,11 @@ from equipoise.routing import idle_share, metrics
 from equipoise.training.data.batches import validation_batches
 from equipoise.training.data.corpus import prepare
 from equipoise.training.evaluation import (
-    bootstrap,
-    idle_of_devices,
-    idle_together,
+    bootstrap_loads,
+    combine_idle_shares,
+    device_idle_share,
     loads_by_sequence,
-    over_training,
+    summarise_training,
 )
 from equipoise.training.ranks import World
 from equipoise.training.trainer import Trainer
@@ -85,43 +85,43 @@ def test_chance_is_what_fresh_sequences_show(sameness):
     """Against Monte Carlo: many validation sets, each with sequences of its own."""
     rng = np.random.default_rng(1)
     even = [sequences(rng, 100, np.full(8, sameness)) for _ in range(400)]
-    floors = [bootstrap(each, seed=n)[1] for n, each in enumerate(even[:60])]
+    floors = [bootstrap_loads(each, seed=n)[1] for n, each in enumerate(even[:60])]
     assert np.mean(floors) == pytest.approx(
         np.mean(imbalances(even)), rel=0.05
     )  # all are as popular: nothing but chance
     uneven = [
         sequences(rng, 100, sameness * np.array([3, 3, 2, 2, 1, 1, 1, 1])) for _ in range(400)
     ]
-    errors = [bootstrap(each, seed=n)[0] for n, each in enumerate(uneven[:60])]
+    errors = [bootstrap_loads(each, seed=n)[0] for n, each in enumerate(uneven[:60])]
     assert np.mean(errors) == pytest.approx(np.std(imbalances(uneven)), rel=0.1)
 
 
 def test_independent_tokens_have_the_known_floor():
     rng = np.random.default_rng(2)
     loads = rng.multinomial(64, np.full(8, 1 / 8), size=200)[:, None]
-    assert bootstrap(loads)[1] == pytest.approx(
+    assert bootstrap_loads(loads)[1] == pytest.approx(
         (2 / np.pi * (1 - 1 / 8) / (64 * 200 / 8)) ** 0.5, rel=0.15
     )
 
 
 def test_one_sequence_says_nothing_of_chance():
-    assert bootstrap(np.ones((1, 2, 8))) == (None, None)
-    assert bootstrap(np.ones((5, 0, 8))) == (None, None)
+    assert bootstrap_loads(np.ones((1, 2, 8))) == (None, None)
+    assert bootstrap_loads(np.ones((5, 0, 8))) == (None, None)
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.lists(st.integers(1, 50), min_size=7, max_size=7), min_size=1, max_size=6))
 def test_idle_shares_come_together(rows):
     forwards = torch.tensor([[*row, 400 - sum(row)] for row in rows])
-    apart = [idle_of_devices(row.unsqueeze(0)) for row in forwards]
-    assert idle_together(apart) == pytest.approx(float(idle_share(forwards, 8)))
-    assert idle_of_devices(torch.ones(1, 12)) is None
-    assert idle_together([None]) is None
+    apart = [device_idle_share(row.unsqueeze(0)) for row in forwards]
+    assert combine_idle_shares(apart) == pytest.approx(float(idle_share(forwards, 8)))
+    assert device_idle_share(torch.ones(1, 12)) is None
+    assert combine_idle_shares([None]) is None
 
 
 def test_a_training_is_told_in_parts():
     steps = [{"imbalance": float(n), "idle_share": 0.5 if n < 20 else 0.0} for n in range(100)]
-    found = over_training(steps)
+    found = summarise_training(steps)
     assert found["training_imbalance"] == pytest.approx(49.5)
     assert found["early_imbalance"] == pytest.approx(9.5)
     assert found["late_imbalance"] == pytest.approx(87.0)

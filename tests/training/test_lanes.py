@@ -10,8 +10,8 @@ import torch
 import equipoise
 from equipoise.training import preset, train
 from equipoise.training.data.corpus import prepare
-from equipoise.training.lanes import Lanes, how_many
-from equipoise.training.loop import Run
+from equipoise.training.lanes import Lanes, choose_lane_count
+from equipoise.training.loop import TrainingRun
 from equipoise.training.ranks import World
 from equipoise.training.stopping import Stopped, StopSignals
 from equipoise.training.trainer import Trainer
@@ -104,11 +104,11 @@ def test_resuming_is_exact(micro, tmp_path):
     unbroken, broken = (micro(out=str(tmp_path / name), lanes=2, steps=6) for name in "ab")
     train(unbroken)
     with StopSignals() as signals:
-        run = Run(Path(broken.out), trainer(broken), signals)
+        run = TrainingRun(Path(broken.out), trainer(broken), signals)
         run.start()
         signals.received = signal.SIGTERM
         with pytest.raises(Stopped, match="step 1 of 6"):
-            run.go_on()
+            run.run_steps()
         run.close()
     train(dataclasses.replace(broken, resume=True))
     assert rows(broken) == rows(unbroken)
@@ -224,9 +224,9 @@ def test_what_is_asked_for_and_impossible_is_refused(micro, changes, why):
     [(World(0, 2, CPU.device), "2 ranks"), (World(0, 1, torch.device("cuda")), "not for cuda")],
 )
 def test_other_worlds_have_one(micro, world, why):
-    assert how_many(micro(), world) == 1
+    assert choose_lane_count(micro(), world) == 1
     with pytest.raises(ValueError, match=why):
-        how_many(micro(lanes=2), world)
+        choose_lane_count(micro(lanes=2), world)
 
 
 def test_no_lane_is_too_few():

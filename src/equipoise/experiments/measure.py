@@ -36,7 +36,7 @@ from equipoise.storage.atomic import write_json
 from equipoise.theorems import verify
 from equipoise.trace import Trace
 from equipoise.training.data.batches import validation_batches
-from equipoise.training.evaluation import DEVICES, idle_of_devices
+from equipoise.training.evaluation import DEVICES, device_idle_share
 from equipoise.training.open_run import open_run
 from equipoise.training.scores import watch_scores
 from equipoise.training.trainer import Trainer
@@ -132,7 +132,7 @@ def _beside_optimum(
 def _idle(loads: dict[str, list[np.ndarray]]) -> float | None:
     """Over layers and forwards; None where the experts do not divide over the devices."""
     forwards = np.concatenate([np.stack(each) for each in loads.values()])
-    return idle_of_devices(torch.from_numpy(forwards))
+    return device_idle_share(torch.from_numpy(forwards))
 
 
 def under_settled_shift(trainer: Trainer, result: dict[str, Any]) -> dict[str, float]:

@@ -64,6 +64,12 @@ class Routed(NamedTuple):
     """
 
 
+def gate_logits(hidden: Tensor, weight: Tensor) -> Tensor:
+    """hidden (..., D) @ weight (E, D)^T in float32. Autocast would choose experts in bfloat16."""
+    with torch.autocast(hidden.device.type, enabled=False):
+        return F.linear(hidden.float(), weight.float())
+
+
 class Router(nn.Module):
     """A linear gate, a score function and a balancer.
 
@@ -109,7 +115,7 @@ class Router(nn.Module):
         """Route hidden (..., D). mask (...) is True where a token is padding; sequences (...) names
         each token's sequence.
         """
-        logits = self._logits(hidden, self.weight)
+        logits = gate_logits(hidden, self.weight)
         scores = score_function(self.score)(logits)
         routing = self._route(scores, mask)
         tally = self.balancer.tally(scores, routing)
@@ -126,19 +132,13 @@ class Router(nn.Module):
         weight = self.weight
         if hasattr(weight, "full_tensor"):  # FSDP2 holds a shard of it outside of forward
             weight = weight.full_tensor()
-        scores = score_function(self.score)(self._logits(sample.hidden, weight))
+        scores = score_function(self.score)(gate_logits(sample.hidden, weight))
         return self.balancer.tally(scores, self._route(scores, sample.padding))
 
     def _route(self, scores: Tensor, mask: Tensor | None) -> Routing:
         return self.balancer.route(
             scores, groups=self.groups, mask=mask, renormalize=self.renormalize, scale=self.scale
         )
-
-    def _logits(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        with torch.autocast(
-            hidden.device.type, enabled=False
-        ):  # autocast would choose experts in bf16
-            return F.linear(hidden.float(), weight.float())
 
     def _sample(self, hidden: Tensor, mask: Tensor | None) -> Sample | None:
         if self.look_ahead == 0:

@@ -5,15 +5,15 @@ of which sequences were drawn, not which tokens. Drawing the sequences again wit
 block bootstrap) gives
 
     imbalance_error   the standard deviation of the printed imbalance over such draws
-    floor             the imbalance that chance alone leaves: how far the loads of a draw lie from those of the whole set.
-                      A shift that is right for the text, and not for just these sequences, shows
-                      this much
+    floor             the imbalance that chance alone leaves: how far the loads of a draw lie from
+                      those of the whole set. A shift that is right for the text, and not for just
+                      these sequences, shows this much
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -23,8 +23,8 @@ from equipoise.results.run import StepMetrics
 from equipoise.routing import Routing, idle_share, metrics
 
 DEVICES = 8
-"""for which idle time is told"""
-DRAWS = 200
+"""for which idle time is reported"""
+BOOTSTRAP_DRAWS = 200
 
 
 class Validation(NamedTuple):
@@ -44,6 +44,19 @@ class Validation(NamedTuple):
     """how many windows"""
 
 
+class TrainingMeans(TypedDict):
+    """Imbalance and idle share of a training's batches: over all steps, over the first fifth
+    (early) and over the last quarter (late).
+    """
+
+    training_imbalance: float
+    training_idle: float | None
+    early_imbalance: float
+    early_idle: float | None
+    late_imbalance: float
+    late_idle: float | None
+
+
 def loads_by_sequence(routings: Sequence[Routing], sequences: int, num_experts: int) -> Tensor:
     """(B, layers, E) int64: what each of a forward's sequences gave each expert."""
     if not routings:
@@ -59,11 +72,11 @@ def _loads(chosen: Tensor, num_experts: int) -> Tensor:
     return empty.scatter_add_(1, chosen, torch.ones_like(chosen))[:, :num_experts]
 
 
-def summarise(total_loss: float, loads: Tensor) -> Validation:
+def summarise_validation(total_loss: float, loads: Tensor) -> Validation:
     """From the summed loss of the sequences and their loads (N, layers, E)."""
     loads = loads.cpu()
     measured = [metrics(layer) for layer in loads.sum(0)]
-    error, floor = bootstrap(loads.numpy())
+    error, floor = bootstrap_loads(loads.numpy())
     return Validation(
         loss=total_loss / len(loads),
         imbalance=[float(layer["imbalance"]) for layer in measured],
@@ -74,11 +87,11 @@ def summarise(total_loss: float, loads: Tensor) -> Validation:
     )
 
 
-def bootstrap(
-    loads: np.ndarray, draws: int = DRAWS, seed: int = 0
+def bootstrap_loads(
+    loads: np.ndarray, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
 ) -> tuple[float | None, float | None]:
-    """(imbalance_error, floor) from loads (N, layers, E); see the top of the file. One sequence
-    tells nothing.
+    """(imbalance_error, floor) from loads (N, layers, E); see the top of the file. None for one
+    sequence, which has no spread.
     """
     number, layers = loads.shape[:2]
     if number < 2 or layers == 0:
@@ -86,42 +99,45 @@ def bootstrap(
     times = np.random.default_rng(seed).multinomial(number, np.full(number, 1 / number), size=draws)
     drawn = np.tensordot(times.astype(float), loads.astype(float), axes=1)  # (draws, layers, E)
     whole = loads.sum(0)
-    drawn *= whole.sum(-1, keepdims=True) / drawn.sum(
-        -1, keepdims=True
-    )  # sequences may be of unequal lengths
+    # sequences may be of unequal lengths
+    drawn *= whole.sum(-1, keepdims=True) / drawn.sum(-1, keepdims=True)
     target = whole.mean(-1, keepdims=True)
-    widen = (
-        number / (number - 1)
-    ) ** 0.5  # the spread of n things around their own mean is too small by this
+    # the spread of n things around their own mean is too small by this
+    widen = (number / (number - 1)) ** 0.5
     imbalance = np.abs(drawn / target - 1).mean((1, 2))
     moved = np.abs(drawn - whole) / target
     return float(imbalance.std() * widen), float(moved.mean() * widen)
 
 
-def idle_of_devices(forwards: Tensor) -> float | None:
-    """Of DEVICES devices with equal blocks of experts; None where experts do not divide over them."""
+def device_idle_share(forwards: Tensor) -> float | None:
+    """Of DEVICES devices with equal blocks of experts; None where experts cannot be divided so."""
     return None if forwards.shape[-1] % DEVICES else float(idle_share(forwards, DEVICES))
 
 
-def idle_together(shares: Iterable[float | None]) -> float | None:
-    """The idle share over forwards of equal size whose own are `shares`: each lasts 1 / (1 - share)
-    of an even one's time.
+def combine_idle_shares(shares: Iterable[float | None]) -> float | None:
+    """The idle share over forwards of equal size, from the share of each: a forward takes
+    1 / (1 - share) of the time of an even one.
     """
     lasts = [1 / (1 - share) for share in shares if share is not None]
     return 1 - len(lasts) / sum(lasts) if lasts else None
 
 
-def over_training(steps: Sequence[StepMetrics]) -> dict[str, float | None]:
-    """Imbalance and idle share of a training's batches, from its rows: in all, in the first fifth,
-    in the last quarter.
-    """
-    parts = {
-        "training": steps,
-        "early": steps[: max(1, len(steps) // 5)],
-        "late": steps[-max(1, len(steps) // 4) :],
+def summarise_training(steps: Sequence[StepMetrics]) -> TrainingMeans:
+    """From the rows of all steps. The first ones are most uneven, the last ones show what stays."""
+    early, late = steps[: max(1, len(steps) // 5)], steps[-max(1, len(steps) // 4) :]
+    return {
+        "training_imbalance": _mean_imbalance(steps),
+        "training_idle": _combined_idle_share(steps),
+        "early_imbalance": _mean_imbalance(early),
+        "early_idle": _combined_idle_share(early),
+        "late_imbalance": _mean_imbalance(late),
+        "late_idle": _combined_idle_share(late),
     }
-    found: dict[str, float | None] = {}
-    for name, rows in parts.items():
-        found[f"{name}_imbalance"] = float(np.mean([row["imbalance"] for row in rows]))
-        found[f"{name}_idle"] = idle_together(row.get("idle_share") for row in rows)
-    return found
+
+
+def _mean_imbalance(rows: Sequence[StepMetrics]) -> float:
+    return float(np.mean([row["imbalance"] for row in rows]))
+
+
+def _combined_idle_share(rows: Sequence[StepMetrics]) -> float | None:
+    return combine_idle_shares(row.get("idle_share") for row in rows)

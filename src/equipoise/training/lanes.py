@@ -80,7 +80,7 @@ class Lanes:
                 other.grad = None
 
 
-def how_many(config: Config, world: World) -> int:
+def choose_lane_count(config: Config, world: World) -> int:
     """The lanes of a training: those asked for, or two where they are of use."""
     why_not = _why_not(config, world)
     if config.lanes is not None:

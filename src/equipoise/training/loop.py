@@ -1,46 +1,53 @@
 """train: from a config to a folder with everything about the run.
 
 runs/a/
-    config.yaml       the resolved config; `equipoise train --config runs/a/config.yaml --out runs/b` repeats the run
+    config.yaml       the resolved config: `train --config` with it repeats the run
     run.json          versions, seed, corpus and its digest, parameters, ranks, machine
-    metrics.jsonl     a line for every step and every evaluation
+    metrics.jsonl     a line for every step and every evaluation (observers/)
     trace/            loads and shifts of every layer (equipoise.trace)
-    checkpoints/      the newest few
+    checkpoints/      the newest few (checkpoint.py)
     result.json       written last, atomically: a folder that has it is a finished run
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import platform
 import signal
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import cast
 
 import torch
 
 from equipoise.model import count_parameters
-from equipoise.results.run import read_metrics
+from equipoise.results.run import (
+    RESULT_FILE,
+    EvaluationMetrics,
+    RunResult,
+    StepMetrics,
+    is_finished,
+    load_result,
+    read_metrics,
+)
 from equipoise.storage.atomic import remove_unfinished, write_json, write_text
 from equipoise.training import observers
 from equipoise.training.checkpoint import Checkpoints, TrainingState, refuse_other_config
 from equipoise.training.config import Config, read, write_yaml
 from equipoise.training.data.corpus import Corpus, prepare
-from equipoise.training.evaluation import over_training
-from equipoise.training.progress import Progress, on_a_terminal
+from equipoise.training.evaluation import summarise_training
+from equipoise.training.observers.progress_bar import on_a_terminal
 from equipoise.training.ranks import World, join
 from equipoise.training.stopping import Stopped, StopSignals
 from equipoise.training.trainer import Trainer
 
-VERSIONS = ("equipoise", "torch", "numpy", "safetensors", "tokenizers")
+RECORDED_VERSIONS = ("equipoise", "torch", "numpy", "safetensors", "tokenizers")
 
 
-def train(config: Config) -> dict[str, Any]:
-    """Train, and return what result.json holds.
+def train(config: Config) -> RunResult:
+    """Train, and return what result.json holds; on ranks other than the first an empty dict.
 
     Raises:
         Stopped: when SIGTERM or Ctrl-C asked for it, after a checkpoint was written.
@@ -48,34 +55,33 @@ def train(config: Config) -> dict[str, Any]:
         OSError: when a checkpoint cannot be written; the ones before it are untouched.
     """
     folder = Path(config.out)
-    finished = folder / "result.json"
-    if (
-        config.resume and (folder / "config.yaml").exists()
-    ):  # also before the first checkpoint: metrics and trace go on
+    # also before the first checkpoint: metrics and trace would continue under other settings
+    if config.resume and (folder / "config.yaml").exists():
         refuse_other_config(folder, read(folder / "config.yaml").to_dict(), config.to_dict())
-    if config.resume and finished.exists():
-        return json.loads(finished.read_text())
+    if config.resume and is_finished(folder):
+        return load_result(folder)
     _refuse_to_overwrite(folder, config)
     with join(config) as world:
-        trainer = Trainer(config, _corpus(config, world), world)
+        trainer = Trainer(config, _prepare_on_first_rank(config, world), world)
         with StopSignals() as signals:
-            return _run(Run(folder, trainer, signals))
+            return _run_to_end(TrainingRun(folder, trainer, signals))
 
 
-def _run(run: Run) -> dict[str, Any]:
+def _run_to_end(run: TrainingRun) -> RunResult:
     try:
         run.start()
-        run.go_on()
+        run.run_steps()
     except BaseException:
-        with contextlib.suppress(OSError):  # the first error is the one to tell
+        # if closing fails too, the first error is the one to show
+        with contextlib.suppress(OSError):
             run.close()
         raise
     run.close()
     return run.finish()
 
 
-class Run:
-    """One training in its folder."""
+class TrainingRun:
+    """One training in its folder: start, run_steps, close, finish."""
 
     def __init__(self, folder: Path, trainer: Trainer, signals: StopSignals) -> None:
         self.folder, self.trainer, self.signals = folder, trainer, signals
@@ -83,19 +89,17 @@ class Run:
         self.checkpoints = Checkpoints(
             folder / "checkpoints", self.world, self.config.keep_checkpoints
         )
-        self.observers = _observers(folder, trainer) if self.world.first else []
+        self.observers = _make_observers(folder, trainer) if self.world.first else []
         self.watching: list[observers.Observer] = []
         self.number = 0
         """steps made"""
         self.seconds = 0.0
         """spent in them, over all times the run was resumed"""
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        """The config as it is compared with a checkpoint's."""
-        return self.config.to_dict()
-
     def start(self) -> None:
+        """Clear what a killed process left, load the checkpoint if there is one, and write down
+        what is trained.
+        """
         if self.world.first:
             self.folder.mkdir(parents=True, exist_ok=True)
             remove_unfinished(self.folder)
@@ -104,12 +108,13 @@ class Run:
             self._load()
         if self.world.first:
             write_text(self.folder / "config.yaml", write_yaml(replace(self.config, resume=False)))
-            write_json(self.folder / "run.json", self._about_run())
+            write_json(self.folder / "run.json", self._describe_run())
         for observer in self.observers:
             observer.resumed(self.number)
             self.watching.append(observer)
 
-    def go_on(self) -> None:
+    def run_steps(self) -> None:
+        """Make all steps that are left, with the evaluations and checkpoints that are due."""
         config = self.config
         while self.number < config.steps:
             started = perf_counter()
@@ -128,8 +133,8 @@ class Run:
             if stop and self.number < config.steps:
                 raise Stopped(
                     f"stopped at step {self.number} of {config.steps} by "
-                    f"{signal.Signals(stop).name}. A checkpoint was "
-                    f"written: continue with --resume",
+                    f"{signal.Signals(stop).name}. A checkpoint was written: continue with "
+                    "--resume",
                     stop,
                 )
 
@@ -137,11 +142,13 @@ class Run:
         for observer in self.watching:
             observer.close()
 
-    def finish(self) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        if self.world.first:
-            result = self._result()
-            write_json(self.folder / "result.json", result)
+    def finish(self) -> RunResult:
+        """Write result.json, on the first rank."""
+        if not self.world.first:
+            self.world.wait()
+            return cast(RunResult, {})
+        result = self._summarise()
+        write_json(self.folder / RESULT_FILE, result)
         self.world.wait()
         return result
 
@@ -159,17 +166,17 @@ class Run:
             "step": self.number,
             "seconds": self.seconds,
             "sequences": self.number * self.config.batch_size,
-            "config": self.identity,
+            "config": self.config.to_dict(),
             "corpus": self.trainer.corpus.digest,
-            "versions": versions(),
+            "versions": package_versions(),
         }
         self.checkpoints.save(self.trainer.tensors(), about, sharded=self.trainer.sharded)
 
     def _load(self) -> None:
         tensors = self.trainer.tensors()
-        about = self.checkpoints.load(tensors, self.identity, self.trainer.corpus.digest)
+        about = self.checkpoints.load(tensors, self.config.to_dict(), self.trainer.corpus.digest)
         if about is not None:
-            self.trainer.loaded(tensors)
+            self.trainer.restore_rng(tensors)
             self.number, self.seconds = about["step"], about["seconds"]
 
     def _asked_to_stop(self) -> int:
@@ -183,10 +190,11 @@ class Run:
         sampled = bool(config.trace_scores) and _due(number, config.trace_every)
         return sampled or number in config.histogram_steps or config.keeps_batch(number)
 
-    def _about_run(self) -> dict[str, Any]:
+    def _describe_run(self) -> dict[str, object]:
+        """run.json: what and where it is, before anything is known about how it goes."""
         corpus, counted = self.trainer.corpus, count_parameters(self.config.model)
         return {
-            "versions": versions(),
+            "versions": package_versions(),
             "seed": self.config.seed,
             "corpus": {
                 "name": corpus.name,
@@ -201,19 +209,19 @@ class Run:
             "machine": f"{platform.machine()} {platform.system()}",
         }
 
-    def _result(self) -> dict[str, Any]:
-        rows = list(read_metrics(self.folder / "metrics.jsonl"))
-        steps = [row for row in rows if row["kind"] == "train"]
-        last = next(row for row in reversed(rows) if row["kind"] == "validation")
-        tail = steps[-max(1, len(steps) // 10) :]
+    def _summarise(self) -> RunResult:
+        """result.json: the last evaluation, means over the training, and what the run was."""
+        steps, evaluations = _split_rows(self.folder)
+        last, tail = evaluations[-1], steps[-max(1, len(steps) // 10) :]
         config, corpus = self.config, self.trainer.corpus
         return {
             "validation_loss": last["loss"],
             "imbalance": last["imbalance"],
             "max_violation": last["max_violation"],
-            **{name: last.get(name) for name in ("imbalance_error", "floor")},
+            "imbalance_error": last.get("imbalance_error"),
+            "floor": last.get("floor"),
             "validation_sequences": last.get("sequences"),
-            **over_training(steps),
+            **summarise_training(steps),
             "train_loss": sum(row["loss"] for row in tail) / len(tail),
             "train_imbalance": sum(row["imbalance"] for row in tail) / len(tail),
             "steps": self.number,
@@ -229,13 +237,23 @@ class Run:
             "parameters": count_parameters(config.model).total,
             "ranks": self.world.ranks,
             "layers": last["layers"],
-            "versions": versions(),
+            "versions": package_versions(),
         }
 
 
-def versions() -> dict[str, str]:
+def _split_rows(folder: Path) -> tuple[list[StepMetrics], list[EvaluationMetrics]]:
+    """The rows of metrics.jsonl: steps, and evaluations."""
+    rows = list(read_metrics(folder / "metrics.jsonl"))
+    return (
+        [row for row in rows if row["kind"] == "train"],
+        [row for row in rows if row["kind"] == "validation"],
+    )
+
+
+def package_versions() -> dict[str, str]:
+    """Of what the numbers depend on."""
     found = {"python": platform.python_version()}
-    for name in VERSIONS:
+    for name in RECORDED_VERSIONS:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
@@ -243,7 +261,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _observers(folder: Path, trainer: Trainer) -> list[observers.Observer]:
+def _make_observers(folder: Path, trainer: Trainer) -> list[observers.Observer]:
     config = trainer.config
     tokens = config.batch_size * config.model.sequence_length
     chosen: list[observers.Observer] = [observers.MetricsFile(folder / "metrics.jsonl", tokens)]
@@ -254,28 +272,33 @@ def _observers(folder: Path, trainer: Trainer) -> list[observers.Observer]:
     if observers.has_tensorboard():
         chosen.append(observers.TensorBoard(folder / "tensorboard"))
     if on_a_terminal():
-        chosen.append(Progress(config.steps, tokens))
+        chosen.append(observers.ProgressBar(config.steps, tokens))
     return chosen
 
 
-def _corpus(config: Config, world: World) -> Corpus:
-    """The first rank prepares it, the others find it."""
+def _prepare_on_first_rank(config: Config, world: World) -> Corpus:
+    """The first rank prepares the corpus; the others wait, and find it in the cache."""
     if not world.first:
         world.wait()
-    corpus = _prepare(config)
+    corpus = _prepare_with_status(config)
     if world.first:
         world.wait()
     return corpus
 
 
-def _prepare(config: Config) -> Corpus:
-    options: dict[str, Any] = {"vocab_size": config.model.vocab_size, "tokenizer": config.tokenizer}
+def _prepare_with_status(config: Config) -> Corpus:
+    """On a terminal, with a line that says what is being done: the first time takes a while."""
     if not on_a_terminal():
-        return prepare(config.data, **options)
+        return prepare(config.data, vocab_size=config.model.vocab_size, tokenizer=config.tokenizer)
     from rich.console import Console
 
     with Console(stderr=True).status("preparing data") as status:
-        return prepare(config.data, **options, report=status.update)
+        return prepare(
+            config.data,
+            vocab_size=config.model.vocab_size,
+            tokenizer=config.tokenizer,
+            report=status.update,
+        )
 
 
 def _refuse_to_overwrite(folder: Path, config: Config) -> None:

@@ -58,7 +58,7 @@ class World:
         dist.all_reduce(wire)
         return wire.tolist()
 
-    def add_up(self, counts: Tensor) -> Tensor:
+    def sum_counts(self, counts: Tensor) -> Tensor:
         """The sum over ranks of whole numbers."""
         if self.ranks > 1:
             dist.all_reduce(counts)
@@ -88,7 +88,7 @@ def join(config: Config) -> Iterator[World]:
             dist.destroy_process_group()
 
 
-def share_out(net: DeepSeekMoE, world: World, config: Config) -> nn.Module:
+def parallelise_model(net: DeepSeekMoE, world: World, config: Config) -> nn.Module:
     """The model as it is called in training."""
     if world.ranks == 1:
         return net
@@ -102,7 +102,7 @@ def share_out(net: DeepSeekMoE, world: World, config: Config) -> nn.Module:
 
 
 @contextlib.contextmanager
-def accumulating(model: nn.Module, more_to_come: bool) -> Iterator[None]:
+def accumulate_gradients(model: nn.Module, more_to_come: bool) -> Iterator[None]:
     """Gradients cross the wire once a step, with the last micro-batch."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(not more_to_come)
@@ -114,7 +114,7 @@ def accumulating(model: nn.Module, more_to_come: bool) -> Iterator[None]:
         yield
 
 
-def whole(value: Tensor) -> Tensor:
+def full_value(value: Tensor) -> Tensor:
     """A sharded tensor's full value."""
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 

@@ -27,15 +27,20 @@ from equipoise.routing import Tally, metrics, reduce
 from equipoise.training.config import Config
 from equipoise.training.data.batches import Batches, cut, validation_batches, validation_windows
 from equipoise.training.data.corpus import Corpus
-from equipoise.training.evaluation import Validation, idle_of_devices, loads_by_sequence, summarise
-from equipoise.training.lanes import Lanes, how_many
-from equipoise.training.ranks import World, accumulating, share_out, whole
+from equipoise.training.evaluation import (
+    Validation,
+    device_idle_share,
+    loads_by_sequence,
+    summarise_validation,
+)
+from equipoise.training.lanes import Lanes, choose_lane_count
+from equipoise.training.ranks import World, accumulate_gradients, full_value, parallelise_model
 from equipoise.training.schedule import learning_rate
 from equipoise.training.scores import watch_scores
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerStep:
     """What a step did in one MoE layer. All on the CPU."""
 
     name: str
@@ -54,7 +59,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainingStep:
     """What a step did. `number` counts from 1: it is how many steps have been made."""
 
     number: int
@@ -62,7 +67,7 @@ class Step:
     penalty: float
     gradient_norm: float
     learning_rate: float
-    layers: list[Layer]
+    layers: list[LayerStep]
 
 
 class Trainer:
@@ -71,7 +76,7 @@ class Trainer:
     def __init__(self, config: Config, corpus: Corpus, world: World) -> None:
         self.config, self.world, self.corpus = config, world, corpus
         torch.manual_seed(config.seed)
-        lanes = how_many(config, world)
+        lanes = choose_lane_count(config, world)
         net = DeepSeekMoE(
             config.model,
             balancer=config.make_balancer,
@@ -82,9 +87,9 @@ class Trainer:
         if config.compile:
             for block in self.net.blocks:
                 block.compile()
-        self.model = share_out(self.net, world, config)
+        self.model = parallelise_model(self.net, world, config)
         self.lanes = Lanes(self.model, self.net, lanes)
-        self.optimizer = _optimizer(self.net, config)
+        self.optimizer = _make_optimizer(self.net, config)
         self.batches = Batches(
             corpus.train,
             config.model.sequence_length,
@@ -93,19 +98,18 @@ class Trainer:
             world.rank,
             world.ranks,
         )
-        self._windows()  # too short a split is told now, and not by the first evaluation
-        self.micro_batch = _micro_batch(config, world)
+        self._validation_windows()  # too short a split is an error now, not at the first evaluation
+        self.micro_batch = _micro_batch_size(config, world)
         self.balancers = {
             name: layer.router.balancer for name, layer in self.net.moe_layers.items()
         }
-        if (
-            lanes > 1 and not config.look_ahead
-        ):  # looking ahead, updates follow the tally of a sample that is not in parts
+        # with look-ahead, updates follow the tally of a sample that is not in parts
+        if lanes > 1 and not config.look_ahead:
             for each in self.balancers.values():
                 each.expect_parts(self.micro_batch * config.model.sequence_length)
         self.sharded = world.ranks > 1 and config.parallel == "fsdp"
 
-    def step(self, number: int, *, keep_scores: bool = False) -> Step:
+    def step(self, number: int, *, keep_scores: bool = False) -> TrainingStep:
         """Make step `number`, the first being 1."""
         rate = learning_rate(self.config, number - 1)
         for group in self.optimizer.param_groups:
@@ -113,12 +117,14 @@ class Trainer:
         for model in self.lanes.models:
             model.train()
         outputs, scores = self._forward_backward(number, keep_scores)
-        loss, penalty = self._means(outputs)
-        norm = float(whole(nn.utils.clip_grad_norm_(self.net.parameters(), self.config.clip)))
-        _refuse_what_is_not_finite(number, loss, norm, rate)
+        loss, penalty = self._mean_losses(outputs)
+        norm = float(full_value(nn.utils.clip_grad_norm_(self.net.parameters(), self.config.clip)))
+        _refuse_infinite(number, loss, norm, rate)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return Step(number, loss, penalty, norm, rate, self._balance(outputs, scores))
+        return TrainingStep(
+            number, loss, penalty, norm, rate, self._update_balancers(outputs, scores)
+        )
 
     @torch.no_grad()
     def evaluate(self) -> Validation:
@@ -126,7 +132,7 @@ class Trainer:
         self.model.eval()
         total = torch.zeros((), dtype=torch.float64, device=self.world.device)
         loads: list[Tensor] = []
-        for tokens, targets, counts in self._validation():
+        for tokens, targets, counts in self._validation_inputs():
             with self._autocast():
                 output = self.model(tokens, targets)
             if counts:
@@ -134,11 +140,11 @@ class Trainer:
                 loads.append(
                     loads_by_sequence(output.routings, len(tokens), self.config.model.num_experts)
                 )
-        return summarise(self.world.sum([float(total)])[0], self._of_all_ranks(loads))
+        return summarise_validation(self.world.sum([float(total)])[0], self._gather_loads(loads))
 
-    def _of_all_ranks(self, loads: list[Tensor]) -> Tensor:
+    def _gather_loads(self, loads: list[Tensor]) -> Tensor:
         """(N, layers, E) of all windows in their order. A rank may have had none."""
-        limit, world = len(self._windows()), self.world
+        limit, world = len(self._validation_windows()), self.world
         whole_set = torch.zeros(
             limit,
             len(self.balancers),
@@ -148,7 +154,7 @@ class Trainer:
         )
         if loads:
             whole_set[world.rank :: world.ranks] = torch.cat(loads)
-        return world.add_up(whole_set)
+        return world.sum_counts(whole_set)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything a checkpoint holds, as tensors that can be copied from and into.
@@ -168,9 +174,9 @@ class Trainer:
             found |= {f"optimizer.{name}.{key}": value.detach() for key, value in state.items()}
         return found | {"rng.cpu": torch.get_rng_state()}
 
-    def loaded(self, tensors: dict[str, Tensor]) -> None:
-        """After a checkpoint was copied into `tensors()`: all but the generator's state is in place
-        already.
+    def restore_rng(self, tensors: dict[str, Tensor]) -> None:
+        """Call it after a checkpoint was copied into `tensors()`: all but the generator's state is
+        in place already.
         """
         torch.set_rng_state(tensors["rng.cpu"])
 
@@ -184,18 +190,20 @@ class Trainer:
         outputs: list[ModelOutput] = []
         with watch_scores(*self.lanes.nets, wanted=keep_scores) as scores:
             for n, (some, wanted) in enumerate(pairs):
-                with accumulating(self.model, more_to_come=n < len(pairs) - 1):
-                    outputs.append(self.lanes.run(self._work, some, wanted, 1 / len(pairs)))
+                with accumulate_gradients(self.model, more_to_come=n < len(pairs) - 1):
+                    outputs.append(self.lanes.run(self._run_backward, some, wanted, 1 / len(pairs)))
         self.lanes.collect()
         return outputs, scores
 
-    def _work(self, model: nn.Module, tokens: Tensor, targets: Tensor, share: float) -> ModelOutput:
+    def _run_backward(
+        self, model: nn.Module, tokens: Tensor, targets: Tensor, share: float
+    ) -> ModelOutput:
         with self._autocast():
             output = model(tokens, targets)
         ((output.loss + output.penalty) * share).backward()
         return output._replace(loss=output.loss.detach(), penalty=output.penalty.detach())
 
-    def _means(self, outputs: list[ModelOutput]) -> list[float]:
+    def _mean_losses(self, outputs: list[ModelOutput]) -> list[float]:
         """Loss and penalty over micro-batches and ranks."""
         each = torch.stack(
             [
@@ -206,7 +214,9 @@ class Trainer:
         )
         return self.world.mean(each.mean(0).tolist())
 
-    def _balance(self, outputs: list[ModelOutput], scores: dict[str, Tensor]) -> list[Layer]:
+    def _update_balancers(
+        self, outputs: list[ModelOutput], scores: dict[str, Tensor]
+    ) -> list[LayerStep]:
         tallies = reduce(
             {
                 name: sum(
@@ -220,7 +230,7 @@ class Trainer:
         for name, balancer in self.balancers.items():
             balancer.update(fresh[name])
         return [
-            self._layer(name, tallies[name], before[name], scores.get(name))
+            self._describe_layer(name, tallies[name], before[name], scores.get(name))
             for name in self.balancers
         ]
 
@@ -233,29 +243,31 @@ class Trainer:
             fresh[name] = layer.router.fresh_tally(sum(samples[1:], start=samples[0]))
         return reduce(fresh)
 
-    def _layer(self, name: str, tally: Tally, before: Tensor, scores: Tensor | None) -> Layer:
+    def _describe_layer(
+        self, name: str, tally: Tally, before: Tensor, scores: Tensor | None
+    ) -> LayerStep:
         measured = metrics(tally.loads)
-        return Layer(
+        return LayerStep(
             name=name,
             loads=tally.loads.cpu(),
             shift=before,
             shift_after=_shift(self.balancers[name]),
             imbalance=float(measured["imbalance"]),
             max_violation=float(measured["max_violation"]),
-            idle_share=idle_of_devices(tally.forwards),
+            idle_share=device_idle_share(tally.forwards),
             scores=scores,
         )
 
-    def _windows(self) -> list[int]:
+    def _validation_windows(self) -> list[int]:
         config = self.config
         return validation_windows(
             self.corpus.validation, config.model.sequence_length, config.validation_sequences
         )
 
-    def _validation(self) -> Iterator[tuple[Tensor, Tensor, bool]]:
+    def _validation_inputs(self) -> Iterator[tuple[Tensor, Tensor, bool]]:
         """Inputs, targets, and whether they count. Under FSDP every forward is a collective, so
-        that all ranks must make equally many: a rank with fewer sequences looks at the first one
-        again, and does not count it.
+        all ranks must make equally many: a rank with fewer sequences evaluates the first one again,
+        and does not count it.
         """
         world, tokens, S = self.world, self.corpus.validation, self.config.model.sequence_length
         number = self.config.validation_sequences
@@ -265,7 +277,9 @@ class Trainer:
                 tokens, S, self.micro_batch, number, world.rank, world.ranks
             )
         ]
-        most = -(-len(self._windows()) // world.ranks)  # sequences of the rank that has most
+        most = -(
+            -len(self._validation_windows()) // world.ranks
+        )  # sequences of the rank that has most
         mine += [(*cut(tokens, [0], S), False)] * (-(-most // self.micro_batch) - len(mine))
         for inputs, targets, counts in mine:
             yield inputs.to(world.device), targets.to(world.device), counts
@@ -273,14 +287,13 @@ class Trainer:
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         device = self.world.device.type
         wanted = self.config.precision == "bfloat16"
-        if (
-            self.config.precision == "auto"
-        ):  # a CPU has bfloat16 too, but many times slower than float32
+        # a CPU has bfloat16 too, but many times slower than float32
+        if self.config.precision == "auto":
             wanted = device == "cuda" and torch.cuda.is_bf16_supported()
         return torch.autocast(device, torch.bfloat16) if wanted else contextlib.nullcontext()
 
 
-def _optimizer(net: DeepSeekMoE, config: Config) -> torch.optim.AdamW:
+def _make_optimizer(net: DeepSeekMoE, config: Config) -> torch.optim.AdamW:
     """AdamW, where only matrices decay."""
     weights = list(net.parameters())
     groups = [
@@ -295,14 +308,13 @@ def _optimizer(net: DeepSeekMoE, config: Config) -> torch.optim.AdamW:
     )
 
 
-def _micro_batch(config: Config, world: World) -> int:
+def _micro_batch_size(config: Config, world: World) -> int:
     share = config.batch_size // world.ranks
     size = config.micro_batch_size or share
     if share % size:
         raise ValueError(
             f"a batch of {config.batch_size} sequences gives each of {world.ranks} ranks "
-            f"{share}, which do not divide into "
-            f"micro-batches of {size}"
+            f"{share}, which do not divide into micro-batches of {size}"
         )
     return size
 
@@ -312,13 +324,12 @@ def _shift(balancer: Balancer) -> Tensor:
     return balancer.shift_or_zeros.to("cpu", copy=True)
 
 
-def _refuse_what_is_not_finite(number: int, loss: float, norm: float, rate: float) -> None:
+def _refuse_infinite(number: int, loss: float, norm: float, rate: float) -> None:
     for name, value in (("loss", loss), ("norm of the gradient", norm)):
         if not torch.isfinite(torch.tensor(value)):
             raise FloatingPointError(
-                f"the {name} of step {number} is {value}: training stopped before the weights "
-                "were touched. Usual causes: a "
-                f"learning rate that is too high (it was {rate:.2g}), too little warm-up, or "
-                "damaged data. Go on from the last "
-                "checkpoint with --resume, or start anew with a lower --learning-rate"
+                f"the {name} of step {number} is {value}: training stopped before the weights were "
+                f"changed. Usual causes: a learning rate that is too high (it was {rate:.2g}), too "
+                "little warm-up, or damaged data. Continue from the last checkpoint with --resume, "
+                "or start again with a lower --learning-rate"
             )

@@ -1,5 +1,5 @@
-"""What a person sees: a bar with loss, imbalance, speed and time left on a terminal, and nothing
-anywhere else.
+"""What a person sees: on a terminal a bar with loss, imbalance, speed and time left; elsewhere
+nothing.
 """
 
 from __future__ import annotations
@@ -8,15 +8,16 @@ import sys
 
 from equipoise.storage.optional import import_optional
 from equipoise.training.evaluation import Validation
-from equipoise.training.observers import Observer, summary
-from equipoise.training.trainer import Step
+from equipoise.training.observers.base import Observer
+from equipoise.training.observers.metrics_file import summarise_levels
+from equipoise.training.trainer import TrainingStep
 
 
 def on_a_terminal() -> bool:
     return sys.stderr.isatty()
 
 
-class Progress(Observer):
+class ProgressBar(Observer):
     """A rich progress bar on the terminal's error stream, so that output can be piped."""
 
     def __init__(self, steps: int, tokens_per_step: int) -> None:
@@ -44,8 +45,8 @@ class Progress(Observer):
         self._bar.start()
         self._bar.update(self._task, completed=step)
 
-    def stepped(self, step: Step, seconds: float) -> None:
-        level = summary([layer.imbalance for layer in step.layers], [])["imbalance"]
+    def stepped(self, step: TrainingStep, seconds: float) -> None:
+        level = summarise_levels([layer.imbalance for layer in step.layers], [])["imbalance"]
         self._bar.update(
             self._task,
             completed=step.number,
@@ -55,7 +56,7 @@ class Progress(Observer):
         )
 
     def evaluated(self, step: int, measured: Validation) -> None:
-        level = summary(measured.imbalance, measured.max_violation)["imbalance"]
+        level = summarise_levels(measured.imbalance, measured.max_violation)["imbalance"]
         chance = "" if measured.floor is None else f" (chance alone {measured.floor:.4f})"
         self.console.print(
             f"step {step}: validation loss {measured.loss:.4f}, imbalance {level:.4f}{chance}"

@@ -1,0 +1,86 @@
+"""trace/: loads and shifts of every layer, and the scores of some tokens. The theorems and the
+arena read it (equipoise.trace).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from equipoise.balancing import Dual
+from equipoise.balancing.shift.directions import LoadGap
+from equipoise.trace import TraceWriter
+from equipoise.training.observers.base import Observer
+from equipoise.training.trainer import LayerStep, Trainer, TrainingStep
+
+
+class TraceRecorder(Observer):
+    """Appends to trace/ every `trace_every` steps, and whole batches at some of them."""
+
+    def __init__(self, folder: Path, trainer: Trainer) -> None:
+        self.folder, self.config, self.trainer = folder, trainer.config, trainer
+
+    def resumed(self, step: int) -> None:
+        if (self.folder / "trace.json").exists():
+            self._writer = TraceWriter.resume(self.folder, after=step)
+            return
+        config = self.config
+        self._writer = TraceWriter(
+            self.folder,
+            top_k=config.model.top_k,
+            layers=list(self.trainer.balancers),
+            about={
+                "gate": config.model.score,
+                "balancer": config.balancer,
+                "update_rate": config.update_rate,
+                "balancer_options": config.balancer_options,
+                "seed": config.seed,
+            },
+        )
+
+    def stepped(self, step: TrainingStep, seconds: float) -> None:
+        whole_batch = self.config.keeps_batch(step.number)
+        if step.number % self.config.trace_every and not whole_batch:
+            return
+        for layer in step.layers:
+            rows = (
+                len(layer.scores)
+                if whole_batch and layer.scores is not None
+                else self.config.trace_scores
+            )
+            sample = _spread_rows(layer.scores, rows)
+            self._writer.append(
+                step.number,
+                layer.name,
+                shift=layer.shift.numpy(),
+                shift_after=layer.shift_after.numpy(),
+                loads=layer.loads.numpy(),
+                step_size=self._step_size(layer),
+                scores=sample,
+                whole=sample is not None
+                and len(sample) * self.config.model.top_k == int(layer.loads.sum()),
+            )
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _step_size(self, layer: LayerStep) -> np.ndarray | None:
+        """What multiplied each expert's gap in tokens, for rules that follow the gap: the paper's
+        epsilon_k (eq. 7).
+        """
+        balancer = self.trainer.balancers[layer.name]
+        if not isinstance(balancer, Dual) or not isinstance(balancer.direction, LoadGap):
+            return None
+        gap = balancer.target.gap(layer.loads.to(balancer.steps.device)).cpu().numpy()
+        moved = (layer.shift_after.double() - layer.shift.double()).numpy()
+        return np.divide(moved, gap, out=np.zeros_like(gap), where=gap != 0)
+
+
+def _spread_rows(scores: torch.Tensor | None, rows: int) -> np.ndarray | None:
+    """Some rows, evenly over the batch, or all if there are no more."""
+    if scores is None or rows == 0:
+        return None
+    every = max(1, -(-len(scores) // rows))
+    return scores[::every].numpy()
