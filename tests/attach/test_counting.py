@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import equipoise
+from equipoise.attach.count.states import ForwardPhase
 from tests.attach.tools import LENGTH, ROWS, batch, choice, forward, shift_of, tiny
 
 KINDS = [
@@ -75,7 +76,7 @@ def test_a_mask_of_another_shape_is_told():
     model, inputs = tiny("deepseek_v3"), batch()
     equipoise.balance(model)
     inputs["attention_mask"] = torch.ones(ROWS, 1, LENGTH, LENGTH, dtype=torch.bool).tril()
-    with pytest.warns(UserWarning, match="what is padding cannot be told"):
+    with pytest.warns(UserWarning, match="padding cannot be recognised"):
         forward(model, inputs)
 
 
@@ -219,7 +220,9 @@ def test_copies_count_nothing_and_route_alike(name):
     twin = copy.deepcopy(model)
     forward(model, batch(1)).backward()
     assert torch.equal(forward(twin, batch(1)), forward(model, batch(1)))
-    counted = [int(tally.loads.sum()) for router in balancing.routers for tally in router.tallies]
+    counted = [
+        int(tally.loads.sum()) for router in balancing.routers for tally in router.count.tallies
+    ]
     assert counted == [WHOLE] * 2 * len(balancing.routers)
     again = equipoise.balance(twin)
     assert torch.equal(shift_of(again), shift_of(balancing))
@@ -232,11 +235,13 @@ def test_expert_parallel_indices_are_recomputed():
     """Expert parallelism hands local ids to the experts, with a sentinel for those of other ranks."""
     router = equipoise.balance(tiny("deepseek_v3")).routers[0]
     router.found.experts._is_expert_parallel = True
-    router.context.trains, router.context.depth = True, 1
+    router.context.phase = ForwardPhase.TRAINING
     hidden, found = torch.randn(6, 32), router.found
     indices, weights = choice(found.block, hidden)
     router.see_choice(found.experts, (hidden, torch.full_like(indices, 8), weights), {})
-    assert torch.equal(router.tallies[0].loads, torch.bincount(indices.flatten(), minlength=8))
+    assert torch.equal(
+        router.count.tallies[0].loads, torch.bincount(indices.flatten(), minlength=8)
+    )
 
 
 def test_nothing_is_kept_alive():

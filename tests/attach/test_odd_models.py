@@ -149,6 +149,22 @@ def test_a_copy_zeroes_its_own_gradients():
     assert balancing.dropped == 0
 
 
+def test_an_evaluation_that_fails_takes_nothing_back():
+    """With gradients on, in evaluation mode: what was trained on before it stays counted."""
+    model = tiny("solar_open")
+    balancing = equipoise.balance(model)
+    forward(model, batch(1)).backward()
+    model.eval()
+    with (
+        model.model.layers[1].register_forward_pre_hook(lambda *_: 1 / 0),
+        pytest.raises(ZeroDivisionError),
+    ):
+        forward(model, batch(0))
+    model.train()
+    balancing.step()
+    assert counted(balancing) == {WHOLE}
+
+
 @pytest.mark.parametrize("name", ["solar_open", "mixtral"])
 def test_a_forward_that_fails_halfway_is_not_counted(name):
     """Out of memory in the second layer, caught, and tried again: the first layer must not count it

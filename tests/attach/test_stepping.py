@@ -157,8 +157,8 @@ def test_the_shift_never_enters_a_gate(name):
     before = forward(model, batch())
     balancing = equipoise.balance(model, "none")
     for router in balancing.routers:
-        router.mean = torch.tensor(64.0, dtype=torch.float64)
-        router.apply_shift()
+        router.shift.mean = torch.tensor(64.0, dtype=torch.float64)
+        router.shift.apply()
         assert (router.applied_shift == 64).all()
     torch.testing.assert_close(forward(model, batch()), before, rtol=1e-6, atol=0)
 

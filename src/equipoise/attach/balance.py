@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,17 +21,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from equipoise.attach.count.balanced_router import BalancedRouter
 from equipoise.attach.count.forward_context import ForwardContext, check_backward_is_seen
 from equipoise.attach.find.routers import find_routers
-from equipoise.attach.hooks import check_balanceable, clear_copied_hooks, models_around
+from equipoise.attach.finishing import anneal_routers, settle_routers, settled_routers
+from equipoise.attach.hooks import check_balanceable, clear_copied_hooks, watch_forwards
 from equipoise.attach.making import Maker, make_dual
 from equipoise.attach.optimizers import check_optimizer, follow_optimizer
-from equipoise.attach.state.sidecar import SaveBeside
-from equipoise.attach.tables import found_table, text_table
-from equipoise.routing import metrics as load_metrics
-from equipoise.routing import reduce
+from equipoise.attach.patching import PatchedMethod
+from equipoise.attach.state.sidecar import SaveBeside, load_sidecar, save_sidecar
+from equipoise.attach.step_metrics import StepMetrics, step_metrics, step_table
+from equipoise.attach.stepping import check_counted, collect_tallies, update_routers
+from equipoise.attach.tables import found_table
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -81,8 +83,9 @@ def balance(
 
 
 class Balancing:
-    """A model's routers and their balancers. `print(balancing)` shows what was found, `report()`
-    how it goes.
+    """A model's routers and their balancers.
+
+    `print(balancing)` shows what was found, `report()` how even the loads are.
     """
 
     def __init__(
@@ -96,35 +99,35 @@ class Balancing:
     ) -> None:
         check_backward_is_seen()
         check_balanceable(model)
-        shifts = clear_copied_hooks(model)
+        copied_shifts = clear_copied_hooks(model)
         found = find_routers(model, skip)
         self.model = model
-        self.name = (
-            balancer
-            if isinstance(balancer, str)
-            else getattr(balancer, "__name__", type(balancer).__name__)
-        )
+        self.name = _balancer_name(balancer)
         self.group = group
         self.left_alone = found.left_alone
+        """routers that are not balanced, and why"""
         self.context = ForwardContext()
         make = functools.partial(make_dual, balancer, options)
         self.routers = [
             BalancedRouter(router, make(router.spec.num_experts, router.spec.top_k), self.context)
             for router in found.routers
         ]
-        self.dropped = 0
-        """steps whose counts were thrown away, since the optimizer's step was"""
         self.steps = 0
+        self.dropped = 0
+        """steps whose counts were dropped, since the optimizer skipped its own"""
         self.loaded = False
         """whether a saved state was taken over"""
         self._recorder: Recorder | None = None
         self._loads: dict[str, Tensor] = {}
-        self._handles: list[Any] = []
-        self._undo: list[Callable[[], object]] = []
+        """of the last step, by router"""
+        self._handles: list[RemovableHandle] = []
+        self._undo_following: list[Callable[[], object]] = []
+        self._saver: PatchedMethod | None = None
         try:
-            self._attach(shifts)
+            self._attach(copied_shifts)
         except BaseException:
-            self.detach()  # half a set of hooks would count half
+            # half a set of hooks would count half
+            self.detach()
             raise
 
     # ---- at every step
@@ -134,21 +137,13 @@ class Balancing:
         `optimizer.step()`.
         """
         self._check_attached()
-        self._check_counted()
-        tallies = {router.name: router.take_tally() for router in self.routers}
-        devices = {tally.loads.device for tally in tallies.values()}
-        if len(devices) > 1:  # a model spread over several devices
-            first = next(iter(tallies.values())).loads.device
-            tallies = {name: tally.to(first) for name, tally in tallies.items()}
-        tallies = reduce(tallies, self.group)
-        something_trains = any(not router.frozen for router in self.routers)
+        check_counted(self.routers)
+        tallies = collect_tallies(self.routers, self.group)
         for router in self.routers:
-            router.refresh()
+            router.shift.refresh()
         if self._recorder is not None:
             self._recorder.before(self)
-        for router in self.routers:
-            if not (router.frozen and something_trains):
-                router.update(tallies[router.name])
+        update_routers(self.routers, tallies)
         self._loads = {name: tally.loads for name, tally in tallies.items()}
         self.context.backward_seen = False
         self.steps += 1
@@ -156,11 +151,11 @@ class Balancing:
             self._recorder.after(self, tallies)
 
     def drop(self) -> None:
-        """Forget what was counted since the last step, and say so: for a step that the optimizer
-        skipped.
+        """Forget what was counted since the last step, with a warning: for a step that the
+        optimizer skipped.
         """
         for router in self.routers:
-            router.drop()
+            router.count.clear()
         if self._recorder is not None:
             self._recorder.drop()
         self.context.backward_seen = False
@@ -175,70 +170,35 @@ class Balancing:
         skipped.
         """
         check_optimizer(optimizer)
-        self._undo += follow_optimizer(self, optimizer)
+        self._undo_following += follow_optimizer(self, optimizer)
+
+    def unfollow(self) -> None:
+        """Follow no optimizer any more."""
+        for undo in self._undo_following:
+            undo()
+        self._undo_following = []
 
     @property
     def gradients_wait(self) -> bool:
         """Whether gradients were computed from counted forwards, and no step was taken from them
         yet.
         """
-        return self.context.backward_seen and any(router.tallies for router in self.routers)
-
-    def unfollow(self) -> None:
-        """Step by itself no more."""
-        for undo in self._undo:
-            undo()
-        self._undo = []
-
-    @property
-    def seats(self) -> list[BalancedRouter]:
-        """The former name of `routers`."""
-        warnings.warn("balancing.seats is now balancing.routers", DeprecationWarning, stacklevel=2)
-        return self.routers
+        return self.context.backward_seen and any(router.count.tallies for router in self.routers)
 
     # ---- to look at
 
-    def metrics(self, loads: bool = False) -> dict[str, Any]:
+    def metrics(self, loads: bool = False) -> StepMetrics:
         """The last step: means over layers, the worst layer, and each layer's own. `loads=True`
         adds the loads by name.
         """
-        layers = {
-            router.name: {name: float(value) for name, value in self._measure(router).items()}
-            for router in self.routers
-            if router.name in self._loads
-        }
-        answer: dict[str, Any] = {"step": self.steps, "dropped_steps": self.dropped}
-        if layers:
-            for name in ("imbalance", "max_violation"):
-                answer[name] = sum(layer[name] for layer in layers.values()) / len(layers)
-            answer["worst_layer"] = max(layers, key=lambda name: layers[name]["max_violation"])
-        answer["layers"] = layers
+        answer = step_metrics(self.routers, self._loads, self.steps, self.dropped)
         if loads:
             answer["loads"] = {name: value.tolist() for name, value in self._loads.items()}
         return answer
 
     def report(self) -> str:
-        """How even the last step's loads were, and where each shift stands, as a table."""
-        measured = self.metrics()
-        rows = []
-        for router in self.routers:
-            layer = measured["layers"].get(router.name, {})
-            spread = float(router.applied_shift.max() - router.applied_shift.min())
-            numbers = [
-                layer.get(name, float("nan"))
-                for name in ("imbalance", "max_violation", "dead_experts")
-            ]
-            rows.append(
-                [
-                    router.name,
-                    int(self._loads.get(router.name, torch.zeros(1)).sum()),
-                    *numbers,
-                    spread,
-                ]
-            )
-        header = ["layer", "choices", "imbalance", "max violation", "dead experts", "bias spread"]
-        title = f"step {self.steps}" + (f", {self.dropped} dropped" if self.dropped else "")
-        return f"{title}\n{text_table(header, rows)}"
+        """How even the last step's loads were, and how far each shift is spread, as a table."""
+        return step_table(self.routers, self._loads, self.metrics())
 
     def __str__(self) -> str:
         return found_table(self.routers, self.left_alone)
@@ -249,7 +209,13 @@ class Balancing:
 
         self._recorder = Recorder(self, folder, scores)
 
-    # ---- towards the end
+    @property
+    def seats(self) -> list[BalancedRouter]:
+        """The former name of `routers`."""
+        warnings.warn("balancing.seats is now balancing.routers", DeprecationWarning, stacklevel=2)
+        return self.routers
+
+    # ---- at the end of a training
 
     def freeze(self) -> None:
         """Leave every shift where it is from now on."""
@@ -264,14 +230,7 @@ class Balancing:
         here only, and inference engines will not know it: after annealing the model needs nothing
         but itself.
         """
-        if steps < 1:
-            raise ValueError(f"anneal over at least 1 step, not {steps}")
-        for router in self.routers:
-            if router.found.bias is None:
-                router.anneal_left = steps
-                router.balancer.freeze()
-            else:
-                router.balancer.anneal(steps)
+        anneal_routers(self.routers, steps)
 
     @contextlib.contextmanager
     def settled(self) -> Iterator[None]:
@@ -281,43 +240,29 @@ class Balancing:
         Do not train inside.
         """
         self._check_attached()
-        for router in self.routers:
-            router.refresh()
-        iterates = [router.balancer.shift.clone() for router in self.routers]
-        try:
-            for router in self.routers:
-                router.set_shift(router.balancer.settled_shift)
+        with settled_routers(self.routers):
             yield
-        finally:
-            for router, iterate in zip(self.routers, iterates, strict=True):
-                router.set_shift(iterate)
 
     def settle(self) -> None:
         """Give the model its settled shifts for good: at the end of training, before it is saved."""
         self._check_attached()
-        for router in self.routers:
-            router.refresh()
-            router.set_shift(router.balancer.settled_shift)
+        settle_routers(self.routers)
 
     def detach(self) -> nn.Module:
-        """Take all hooks off and return the model. A bias stays as it is, in float32; the shift of
-        a model without one goes.
+        """Remove all hooks and return the model. A bias stays as it is, in float32; the shift of a
+        model without one is lost.
         """
         for router in self.routers:
             router.detach()
         for handle in self._handles:
             handle.remove()
         self.unfollow()
-        saver = vars(self.model).get("save_pretrained")
-        if isinstance(saver, SaveBeside) and saver.balancing is self:
-            del self.model.save_pretrained
-            if getattr(saver.own, "__func__", None) is not getattr(
-                type(self.model), "save_pretrained", None
-            ):
-                vars(self.model)["save_pretrained"] = saver.own  # somebody had put their own there
+        if self._saver is not None and self._saver.in_place:
+            self._saver.restore()
         if self._recorder is not None:
             self._recorder.close()
-        self._handles, self.context.live = [], False
+        self._handles, self._saver = [], None
+        self.context.detach()
         return self.model
 
     # ---- to save and resume, and for trainers
@@ -326,14 +271,10 @@ class Balancing:
         """Write all balancers' state into `folder/equipoise.safetensors`: what a model file or an
         adapter does not hold.
         """
-        from equipoise.attach.state.sidecar import save_sidecar
-
         return save_sidecar(self, Path(folder))
 
     def load(self, folder: str | Path) -> Balancing:
         """Take over the state that `save` wrote."""
-        from equipoise.attach.state.sidecar import load_sidecar
-
         self._check_attached()
         load_sidecar(self, Path(folder))
         return self
@@ -352,60 +293,29 @@ class Balancing:
 
         return make_lightning_callback(self)
 
-    # ---- small things
+    # ---- hooks
 
-    def _attach(self, shifts: dict[str, Tensor]) -> None:
+    def _attach(self, copied_shifts: dict[str, Tensor]) -> None:
         for router in self.routers:
-            if router.found.bias is None and router.name in shifts:
-                router.balancer.shift.copy_(shifts[router.name])
-                router.apply_shift()
+            if router.found.bias is None and router.name in copied_shifts:
+                router.shift.set(copied_shifts[router.name])
             router.attach()
-        self._watch_forwards()
+        blocks = [router.found.block for router in self.routers]
+        self._handles += watch_forwards(self.model, blocks, self.context)
         model: Any = self.model
         if hasattr(model, "peft_config"):
-            model.save_pretrained = SaveBeside(self, model.save_pretrained)
-
-    def _watch_forwards(self) -> None:
-        myself = weakref.ref(self)
-
-        def tell(what: Callable[[BalancedRouter], None]) -> None:
-            balancing = myself()
-            for router in balancing.routers if balancing is not None else ():
-                what(router)
-
-        self.context.begins = lambda: tell(BalancedRouter.begin)
-        self.context.fails = lambda: tell(BalancedRouter.fail)
-        for module in models_around(self.model, [router.found.block for router in self.routers]):
-            self._handles += self.context.attach(module)
-        for module in self.model.modules():  # a layer with routers for text and for pictures
-            if hasattr(module, "text_moe") and hasattr(module, "vision_moe"):
-                self._handles.append(
-                    module.register_forward_pre_hook(self.context.see_kinds, with_kwargs=True)
-                )
+            saver = SaveBeside(self, model.save_pretrained)
+            self._saver = PatchedMethod(model, "save_pretrained", saver)
 
     def _check_attached(self) -> None:
-        if not self.context.live:
+        if not self.context.attached:
             raise RuntimeError(
                 "this balancing was detached from its model: call equipoise.balance(model) for a "
                 "new one"
             )
 
-    def _check_counted(self) -> None:
-        if not any(router.tallies for router in self.routers):
-            raise RuntimeError(
-                "nothing was counted since the last step: no training forward (model.train(), "
-                "gradients on) went through the "
-                "model. Is step() called twice, by a callback and an optimizer, or was the model "
-                "compiled before balance()?"
-            )
-        missing = [router.name for router in self.routers if router.missed]
-        if missing:
-            raise RuntimeError(
-                "these routers took part in training but were not counted: "
-                f"{', '.join(missing)}. A fused kernel or a CUDA "
-                "graph may have gone around them; leave them out by skip=[...] if they are not "
-                "to be balanced"
-            )
 
-    def _measure(self, router: BalancedRouter) -> dict[str, Tensor]:
-        return load_metrics(self._loads[router.name].cpu(), router.balancer.target.weights.cpu())
+def _balancer_name(balancer: Maker) -> str:
+    if isinstance(balancer, str):
+        return balancer
+    return str(getattr(balancer, "__name__", type(balancer).__name__))

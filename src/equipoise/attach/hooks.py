@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from equipoise.attach.count.balanced_router import BalancedRouter
 from equipoise.attach.count.forward_context import ForwardContext
 from equipoise.attach.find.routers import plain_name
 
 
-def check_balanceable(model: Any) -> None:
-    """What cannot be balanced at all, and why."""
+def check_balanceable(model: object) -> None:
+    """Refuse what cannot be balanced at all."""
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"a model to balance is a torch.nn.Module, not {type(model).__name__}: put parts of "
@@ -27,6 +28,20 @@ def check_balanceable(model: Any) -> None:
         )
 
 
+def watch_forwards(
+    model: nn.Module, blocks: Sequence[nn.Module], context: ForwardContext
+) -> list[RemovableHandle]:
+    """Let the context see every forward that may reach the blocks."""
+    handles: list[RemovableHandle] = []
+    for module in models_around(model, blocks):
+        handles += context.watch(module)
+    for module in model.modules():
+        # a layer with one router for text and one for pictures
+        if hasattr(module, "text_moe") and hasattr(module, "vision_moe"):
+            handles.append(context.watch_pictures(module))
+    return handles
+
+
 def models_around(model: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[nn.Module]:
     """The model, and the models inside it that hold routers: outside of any numbered layer.
 
@@ -35,13 +50,14 @@ def models_around(model: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[nn.
     paths = [
         path for path, module in model.named_modules() if any(module is block for block in blocks)
     ]
-    above = {"" if not parts else ".".join(parts) for path in paths for parts in _outer_paths(path)}
+    above = {".".join(parts) for path in paths for parts in _outer_paths(path)}
     for path, module in model.named_modules():
         if path in above and (path == "" or hasattr(module, "config")):
             yield module
 
 
 def _outer_paths(path: str) -> Iterator[list[str]]:
+    """The parts of every path that leads to this one, from "" up to its first numbered layer."""
     parts = path.split(".")
     for length in range(len(parts)):
         if length and parts[length - 1].isdigit():
@@ -50,15 +66,18 @@ def _outer_paths(path: str) -> Iterator[list[str]]:
 
 
 def clear_copied_hooks(model: nn.Module) -> dict[str, Tensor]:
-    """Take the hooks of a model that was copied off it, and return the shifts it was given."""
+    """Remove the hooks that came with a copy of a balanced model, and return its shifts by router.
+
+    A model that is balanced itself is refused.
+    """
     shifts = {}
     for path, module in model.named_modules():
         for hook in _hooks_of(module):
             owner = getattr(hook, "__self__", None)
-            if (
-                isinstance(owner, ForwardContext | BalancedRouter)
-                and (owner if isinstance(owner, ForwardContext) else owner.context).live
-            ):
+            if not isinstance(owner, ForwardContext | BalancedRouter):
+                continue
+            context = owner if isinstance(owner, ForwardContext) else owner.context
+            if context.attached:
                 name = plain_name(path) or type(model).__name__
                 raise ValueError(
                     f"{name} is being balanced already: call detach() on that balancing first"

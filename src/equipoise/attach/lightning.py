@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from equipoise.attach.state.sidecar import balancer_state, restore_state
+from equipoise.attach.step_metrics import LOGGED_METRICS
 from equipoise.storage.optional import import_optional
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ def make_lightning_callback(balancing: Balancing) -> Any:
                 return  # measuring makes a GPU wait
             measured = balancing.metrics()
             if "imbalance" in measured:
-                names = ("imbalance", "max_violation")
-                module.log_dict({f"balance/{name}": measured[name] for name in names}, on_step=True)
+                logged = {f"balance/{name}": measured[name] for name in LOGGED_METRICS}
+                module.log_dict(logged, on_step=True)
 
         def state_dict(self) -> dict[str, Any]:
             tensors = {

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from equipoise.attach.patching import PatchedMethod
+
 if TYPE_CHECKING:
     from equipoise.attach.balance import Balancing
 
 
 class ZeroGrad:
     """An optimizer's or a model's `zero_grad`, which notices that no step was taken from the
-    gradients it throws away.
+    gradients it removes.
 
     An object and not a function, so that a copy of the model zeroes the copy.
     """
@@ -33,46 +35,42 @@ class ZeroGrad:
 
 
 def check_optimizer(optimizer: Any) -> None:
+    """Refuse what does not tell when it has stepped."""
     inner = getattr(optimizer, "optimizer", optimizer)
     if not hasattr(inner, "register_step_post_hook"):
         raise TypeError(
             "optimizer= takes a torch optimizer, or accelerate's, not "
-            f"{type(optimizer).__name__}: with another, call "
-            "balancing.step() after its steps"
+            f"{type(optimizer).__name__}: with another, call balancing.step() after its steps"
         )
 
 
 def follow_optimizer(
     balancing: Balancing, optimizer: torch.optim.Optimizer
 ) -> list[Callable[[], object]]:
-    """Returns what undoes it.
+    """Step after every step of `optimizer`, and return the functions that undo it.
 
-    A skipped step cannot be seen as it happens, but soon after: gradients are zeroed, by the
+    A skipped step cannot be seen when it happens, but soon after: gradients are zeroed, by the
     optimizer or by the model, and no step was taken from them. GradScaler had found an infinity, or
-    a guard of the user's said no.
+    the user's own code refused the step.
     """
-    optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+    # accelerate wraps the optimizer
+    optimizer = getattr(optimizer, "optimizer", optimizer)
     handle = optimizer.register_step_post_hook(lambda *_: balancing.step())
     undo: list[Callable[[], object]] = [handle.remove]
     for owner in (optimizer, balancing.model):
         if getattr(vars(owner).get("zero_grad"), "balancing", None) is not balancing:
-            undo.append(_patch_zero_grad(owner, ZeroGrad(balancing, owner.zero_grad)))
+            undo.append(_patch_zero_grad(owner, balancing))
     return undo
 
 
-def _patch_zero_grad(owner: Any, zero_grad: ZeroGrad) -> Callable[[], object]:
-    before = vars(owner).get("zero_grad")
-    owner.zero_grad = zero_grad
+def _patch_zero_grad(owner: Any, balancing: Balancing) -> Callable[[], object]:
+    zero_grad = ZeroGrad(balancing, owner.zero_grad)
+    patched = PatchedMethod(owner, "zero_grad", zero_grad)
 
     def undo() -> None:
-        zero_grad.balancing = (
-            None  # another balancing may have wrapped it: then it stays, and does nothing
-        )
-        if vars(owner).get("zero_grad") is not zero_grad:
-            return
-        if before is None:
-            del owner.zero_grad
-        else:
-            owner.zero_grad = before
+        # another balancing may have wrapped it: then it stays, and does nothing
+        zero_grad.balancing = None
+        if patched.in_place:
+            patched.restore()
 
     return undo

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise.attach.state import sidecar
 from equipoise.attach.state.fingerprint import changed_routers, weight_fingerprint
+from equipoise.attach.step_metrics import LOGGED_METRICS
 from equipoise.storage.optional import import_optional
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
 
     from equipoise.attach.balance import Balancing
-
-LOGGED = ("imbalance", "max_violation")
 
 
 def make_trainer_callback(balancing: Balancing) -> TrainerCallback:
@@ -48,7 +47,7 @@ def make_trainer_callback(balancing: Balancing) -> TrainerCallback:
             if logs is None or "loss" not in logs:
                 return
             measured = balancing.metrics()
-            shown = {name: round(measured[name], 4) for name in LOGGED if name in measured}
+            shown = {name: round(measured[name], 4) for name in LOGGED_METRICS if name in measured}
             logs.update(shown)
             if state.log_history:
                 state.log_history[-1].update(shown)

@@ -4,9 +4,9 @@ A router sees hidden states and nothing else. Whether these tokens are trained o
 are padding, is known where the model is called: so every module that takes an `attention_mask` and
 holds routers is watched from outside.
 
-A forward counts if it trains: gradients are on where the *model* is called (under reentrant
-checkpointing they are off where the router is called), the router's block is in training mode, and
-no backward pass is running (checkpointing recomputes there).
+A forward trains if gradients are on where the *model* is called (under reentrant checkpointing they
+are off where the router is called) and no backward pass is running (checkpointing recomputes
+there). The states and who moves them are in states.py.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch._compile import (
-    _disable_dynamo as eager,  # hooks run between compiled graphs, never inside one
-)
+
+# hooks run between compiled graphs, never inside one
+from torch._compile import _disable_dynamo as eager
+from torch.utils.hooks import RemovableHandle
+
+from equipoise.attach.count.states import ForwardPhase
 
 __all__ = ["ForwardContext", "check_backward_is_seen", "eager", "in_backward"]
 
@@ -35,12 +37,12 @@ def in_backward() -> bool:
 
 @functools.cache
 def check_backward_is_seen() -> None:
-    """The function above is private to torch: make sure that it still tells what it should."""
+    """`in_backward` calls a private function of torch: make sure that it still works."""
     if not _backward_is_seen():
         raise RuntimeError(
-            f"torch {torch.__version__} no longer tells whether a backward pass is running: "
-            "tokens would be counted twice "
-            "under gradient checkpointing. Please report this; until then use torch 2.13"
+            f"torch {torch.__version__} does not show whether a backward pass is running, so "
+            "tokens would be counted twice under gradient checkpointing. Please report this; "
+            "until it is fixed use torch 2.13"
         )
 
 
@@ -56,113 +58,152 @@ def _backward_is_seen() -> bool:
         return False
 
 
+class ForwardListener(Protocol):
+    """What is notified of training forwards: a BalancedRouter."""
+
+    def begin_forward(self, in_training_mode: bool) -> None: ...
+
+    def fail_forward(self) -> None: ...
+
+
 class ForwardContext:
-    """The forward that is running, shared by all routers of a model. A copy of a model has a context
-    that counts nothing.
+    """The forward that is running, shared by all routers of a model.
+
+    The context of a copied model is DETACHED: a copy routes as the model does, and counts nothing.
     """
 
     def __init__(self) -> None:
-        self.live = True
+        self.phase = ForwardPhase.IDLE
         self.records = False
-        """whether forwards are seen that do not train: where scores are recorded and nothing learns
-        """
-        self.depth = 0
-        self.trains = False
+        """whether every forward counts: where scores are recorded and nothing is trained"""
         self.backward_seen = False
         """whether gradients were computed since the last step"""
-        self.kinds: Tensor | None = None
+        self.listeners: list[ForwardListener] = []
+        self._depth = 0
+        """how many watched modules are running inside each other"""
+        self._padding: Tensor | None = None
+        """(T,) bool, of the running forward's attention_mask"""
+        self._is_picture: Tensor | None = None
         """(T,) bool: tokens of a picture, where a layer has routers of its own for them
         (ernie4_5_vl_moe)
         """
-        self.begins: Callable[[], None] | None = None
-        """called where a training forward begins"""
-        self.fails: Callable[[], None] | None = None
-        """called where a training forward ends in an exception: out of memory, and tried again with
-        less
-        """
-        self._padding: Tensor | None = None
-        self._place: dict[nn.Module, int] = {}
+        self._mask_position: dict[nn.Module, int] = {}
+        """where a watched module's forward takes its attention_mask"""
         self._warned = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ForwardContext:
         copy = memo[id(self)] = ForwardContext()
-        copy.live = False
+        copy.phase = ForwardPhase.DETACHED
         return copy
 
-    def attach(self, module: nn.Module) -> list[Any]:
-        """Watch a module that takes an attention_mask."""
+    @property
+    def attached(self) -> bool:
+        return self.phase is not ForwardPhase.DETACHED
+
+    def watch(self, module: nn.Module) -> list[RemovableHandle]:
+        """Watch the forwards of a module that holds routers."""
         names = list(inspect.signature(module.forward).parameters)
         if "attention_mask" in names:
-            self._place[module] = names.index("attention_mask")
-        before = module.register_forward_pre_hook(self.enter, prepend=True, with_kwargs=True)
-        return [before, module.register_forward_hook(self.leave, always_call=True)]
+            self._mask_position[module] = names.index("attention_mask")
+        return [
+            module.register_forward_pre_hook(self.enter, prepend=True, with_kwargs=True),
+            module.register_forward_hook(self.leave, always_call=True),
+        ]
+
+    def watch_pictures(self, module: nn.Module) -> RemovableHandle:
+        """Watch a layer that has one router for text and one for pictures."""
+        return module.register_forward_pre_hook(self.see_pictures, with_kwargs=True)
 
     @eager
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self.live:
+        """A watched module is called."""
+        if not self.attached:
             return
-        outermost = self.depth == 0
+        outermost = self._depth == 0
         if outermost:
-            self.trains = torch.is_grad_enabled() and not in_backward()
-            self._padding = None
-            if self.trains and module.training and self.begins is not None:
-                self.begins()
-        self.depth += 1
+            self._begin(module)
+        self._depth += 1
+        self._read_mask(module, args, kwargs, outermost)
+
+    def _begin(self, module: nn.Module) -> None:
+        trains = torch.is_grad_enabled() and not in_backward()
+        self.phase = ForwardPhase.TRAINING if trains else ForwardPhase.PASSIVE
+        self._padding = None
+        if trains:
+            for listener in self.listeners:
+                listener.begin_forward(module.training)
+
+    def _read_mask(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outermost: bool
+    ) -> None:
         mask = kwargs.get("attention_mask")
-        place = self._place.get(module)
-        if mask is None and place is not None and place < len(args):
-            mask = args[place]
+        position = self._mask_position.get(module)
+        if mask is None and position is not None and position < len(args):
+            mask = args[position]
+        trains = self.phase is ForwardPhase.TRAINING
         if isinstance(mask, Tensor) and mask.dim() == 2:
             self._padding = (mask == 0).flatten()
-        elif mask is not None and outermost and self.trains and not self._warned:
+        elif mask is not None and outermost and trains and not self._warned:
             self._warned = True
             warnings.warn(
-                "attention_mask is not of shape (batch, sequence): what is padding cannot be "
-                "told, and all is counted",
+                "attention_mask is not of shape (batch, sequence): padding cannot be recognised, "
+                "and all tokens are counted",
                 stacklevel=2,
             )
 
     @eager
     def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if self.depth:
-            self.depth -= 1
-        if self.depth == 0:
-            if (
-                output is None and self.trains and self.fails is not None
-            ):  # torch hands over None after an exception
-                self.fails()
-            self._padding = self.kinds = None
-            self.trains = False
+        """A watched module returns or raises: torch passes None as its output after an exception."""
+        if self._depth:
+            self._depth -= 1
+        if self._depth or not self.attached:
+            return
+        if output is None and self.phase is ForwardPhase.TRAINING:
+            for listener in self.listeners:
+                listener.fail_forward()
+        self.phase = ForwardPhase.IDLE
+        self._padding = self._is_picture = None
 
     @eager
-    def see_kinds(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def see_pictures(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         kinds = kwargs.get("moe_mm_token_type_ids", args[1] if len(args) > 1 else None)
-        self.kinds = None if kinds is None else kinds.bool().flatten()
+        self._is_picture = None if kinds is None else kinds.bool().flatten()
+
+    def detach(self) -> None:
+        """Count nothing from now on."""
+        self.phase = ForwardPhase.DETACHED
+        self.listeners = []
 
     def counts(self, block: nn.Module) -> bool:
         """Whether what this block routes now is to be counted."""
+        if not self.attached:
+            return False
         if self.records:
-            return self.live
-        if not self.live or not block.training:
+            return True
+        if not block.training:
             return False
         if in_backward():
             self.backward_seen = True
             return False
-        return self.trains if self.depth else torch.is_grad_enabled()
+        if self.phase is ForwardPhase.IDLE:
+            return torch.is_grad_enabled()
+        return self.phase is ForwardPhase.TRAINING
 
     def padding(self, name: str, num_tokens: int) -> Tensor | None:
         """(T,) bool, True for padding, of the tokens a router sees; None where there is none."""
-        padding = self._padding
+        padding, pictures = self._padding, self._is_picture
         if padding is None:
             return None
-        if self.kinds is not None and len(self.kinds) == len(padding) and self.kinds.any():
-            padding = padding[self.kinds if name.endswith("vision_moe") else ~self.kinds]
+        if pictures is not None and len(pictures) == len(padding) and pictures.any():
+            padding = padding[pictures if name.endswith("vision_moe") else ~pictures]
         if len(padding) != num_tokens:
             if not padding.any():
                 return None
             raise ValueError(
-                f"{name} routes {num_tokens} tokens, but attention_mask has {len(padding)}: "
-                "which of them are padding cannot "
-                "be told. Pass unpadded (packed) batches, or leave this router out by skip=[...]"
+                f"{name} routes {num_tokens} tokens, but attention_mask has {len(padding)}: it is "
+                "unknown which of them are padding. Pass unpadded (packed) batches, or leave this "
+                "router out by skip=[...]"
             )
         return padding

@@ -94,7 +94,7 @@ class Recorder:
             return TraceWriter.resume(self.folder, after=balancing.steps - 1)
         first = balancing.routers[0]
         spec = first.found.spec
-        about = {
+        about: dict[str, object] = {
             "model": type(balancing.model).__name__,
             "balancer": balancing.name,
             "gate": spec.score,

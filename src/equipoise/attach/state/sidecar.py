@@ -96,10 +96,10 @@ def balancer_state(balancing: Balancing) -> dict[str, Tensor]:
     """All balancers' state, by router and name."""
     tensors = {}
     for router in balancing.routers:
-        router.refresh()
+        router.shift.refresh()
         for name, value in router.balancer.state_dict().items():
             tensors[f"{router.name}/{name}"] = value
-        tensors[f"{router.name}/mean"] = router.mean
+        tensors[f"{router.name}/mean"] = router.shift.mean
         tensors[f"{router.name}/anneal_left"] = torch.tensor(router.anneal_left)
     return tensors
 
@@ -120,13 +120,13 @@ def restore_state(balancing: Balancing, tensors: dict[str, Tensor], source: str)
         _check_same_rule(router.name, router.balancer.state_dict(), by_router[router.name], source)
     for router in balancing.routers:
         values = by_router[router.name]
-        router.mean, router.anneal_left = (
-            values.pop("mean").to(router.mean.device),
+        router.shift.mean, router.anneal_left = (
+            values.pop("mean").to(router.shift.mean.device),
             int(values.pop("anneal_left")),
         )
         router.balancer.load_state_dict(values)
-        router.drop()
-        router.apply_shift()
+        router.count.clear()
+        router.shift.apply()
     balancing.loaded = True
 
 

@@ -145,7 +145,7 @@ class _ScoreListener:
         # without the head: nobody needs a logit for every word of the vocabulary
         self.model.base_model(input_ids=ids.to(self.model.device), use_cache=False)
         for router in self.routers:
-            router.drop()
+            router.count.clear()
         if missing := [name for name in self.names if name not in self.heard]:
             raise RuntimeError(
                 f"these routers were not heard: {', '.join(missing)}. Leave them out by --layer"

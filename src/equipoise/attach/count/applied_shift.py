@@ -1,0 +1,78 @@
+"""AppliedShift: what a model adds to the scores of one router before the choice.
+
+A balancer keeps its shift up to a common constant, and in its own float32 tensor. The model has a
+bias of its own (or none), which others write too: a checkpoint is loaded, a cast rounds it, a move
+replaces it. This class keeps the two equal, and keeps the mean of the bias that was loaded.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from equipoise.attach.find.bias import Bias
+from equipoise.balancing import Dual
+
+
+class AppliedShift:
+    """One router's shift, in the balancer and in the model.
+
+    Args:
+        balancer: its shift starts from the model's bias.
+        bias: the model's own, or None where the family has none; then the top-K is shifted.
+    """
+
+    @torch.no_grad()
+    def __init__(self, balancer: Dual, bias: Bias | None) -> None:
+        self.balancer = balancer
+        self.bias = bias
+        if bias is not None:
+            bias.check_writable()
+            balancer.shift.copy_(bias.read())
+        self.mean = balancer.shift.double().mean()
+        """of the bias that was loaded. It is kept: a rule that lets it drift ends in large numbers
+        with few digits left
+        """
+        self.values = balancer.shift.clone()
+        """(E,) float32: what the model adds"""
+        self._mark: tuple[object, ...] | None = None
+        """of the model's bias when we last wrote it (Bias.mark)"""
+
+    @torch.no_grad()
+    def write(self) -> None:
+        """Write the values into the model's bias, where there is one."""
+        if self.bias is not None:
+            self.bias.write(self.values)
+            self._mark = self.bias.mark
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """Let the model route by the balancer's shift."""
+        shift = self.balancer.shift
+        self.values = shift + (self.mean.to(shift.device) - shift.double().mean()).float()
+        self.write()
+
+    @torch.no_grad()
+    def set(self, shift: Tensor) -> None:
+        """Let the balancer and the model route by this shift, (E,) float32."""
+        self.balancer.shift.copy_(shift)
+        self.apply()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Take over what others wrote into the model's bias since we did.
+
+        Where the bias is only what we wrote, rounded to another dtype, the unrounded one is put
+        back. The comparison stays on the device: nothing waits for a GPU.
+        """
+        bias = self.bias
+        if bias is None or self._mark == bias.mark:
+            return
+        values = bias.read()
+        self.balancer.to(values.device)
+        written = self.values.to(values.device)
+        is_ours = (values == written.to(bias.dtype).float()).all()
+        self.balancer.shift.copy_(torch.where(is_ours, self.balancer.shift, values))
+        self.mean = torch.where(is_ours, self.mean.to(values.device), values.double().mean())
+        self.values = torch.where(is_ours, written, values)
+        self.write()

@@ -1,0 +1,110 @@
+"""What a router has counted, as one state machine.
+
+Between two steps a training loop calls its model in many ways: it accumulates gradients, recomputes
+layers inside the backward pass, evaluates, generates, runs out of memory and tries again, and skips
+a step. A token counts once if it was trained on, and not at all otherwise. Two things have a state.
+
+The forward of a model, which `ForwardContext` moves:
+
+    IDLE        no watched forward is running
+    TRAINING    one is running that trains: gradients were on where the model was called, and no
+                backward pass was running
+    PASSIVE     one is running that does not train: evaluation, generation, recomputation
+    DETACHED    the hooks are off, or the model is a copy: nothing counts any more
+
+The count of a router, a `RouterCount`, which its `BalancedRouter` and `Balancing` move:
+
+    UNUSED      never counted, and not called in training since the last step
+    EMPTY       nothing was counted since the last step, though something was before
+    ENTERED     its block was called in training, but no choice of experts was seen
+    COUNTED     at least one forward was counted
+
+A choice of experts *counts* if the router's block is in training mode, no backward pass is running,
+and the forward is TRAINING (or IDLE with gradients on: the block was called by itself). Everything
+counts in a context that records (`ForwardContext.records`).
+
+    event                       noticed by                       forward            count
+    --------------------------  -------------------------------  -----------------  ------------------
+    model called, trains        ForwardContext.enter             IDLE -> TRAINING   remembers its length
+    model called, otherwise     ForwardContext.enter             IDLE -> PASSIVE    stays
+    block called, counts        BalancedRouter.enter_block       stays              UNUSED, EMPTY -> ENTERED
+    experts chosen, counts      BalancedRouter.count_choices     stays              any -> COUNTED
+    experts chosen, otherwise   BalancedRouter.see_choice        stays              stays
+    layer recomputed            ForwardContext.counts            stays              stays
+    forward returns             ForwardContext.leave             -> IDLE            stays
+    training forward raises     ForwardContext.leave             -> IDLE            as before that forward
+    step                        Balancing.step                   stays              COUNTED, EMPTY -> EMPTY
+    step of a skipped router    Balancing.step                   stays              ENTERED, UNUSED: raises
+    step of the optimizer       Balancing.drop                   stays              -> EMPTY, or UNUSED
+      was skipped
+    state loaded                sidecar.restore_state            stays              -> EMPTY, or UNUSED
+    detach                      Balancing.detach                 -> DETACHED        -> EMPTY, or UNUSED
+
+A step raises for an UNUSED router only while its block is in training mode, and not for routers of
+pictures, which rest while a batch has none (`BalancedRouter.missed`).
+"""
+
+from __future__ import annotations
+
+import enum
+
+from equipoise.routing import Tally
+
+
+class ForwardPhase(enum.Enum):
+    """Where a model stands: the table above."""
+
+    IDLE = enum.auto()
+    TRAINING = enum.auto()
+    PASSIVE = enum.auto()
+    DETACHED = enum.auto()
+
+
+class CountState(enum.Enum):
+    """Where the count of a router stands: the table above."""
+
+    UNUSED = enum.auto()
+    EMPTY = enum.auto()
+    ENTERED = enum.auto()
+    COUNTED = enum.auto()
+
+
+class RouterCount:
+    """What one router has counted since the last step, one Tally for every call."""
+
+    def __init__(self) -> None:
+        self.state = CountState.UNUSED
+        self.tallies: list[Tally] = []
+        self._before_forward = 0
+        """how many of them are from forwards that have ended"""
+        self._at_rest = CountState.UNUSED
+        """the state without tallies: UNUSED until something is counted, EMPTY from then on"""
+
+    def enter_block(self) -> None:
+        """The router's block was called in training."""
+        if self.state is not CountState.COUNTED:
+            self.state = CountState.ENTERED
+
+    def add(self, tally: Tally) -> None:
+        """A choice of experts was counted."""
+        self.tallies.append(tally)
+        self.state, self._at_rest = CountState.COUNTED, CountState.EMPTY
+
+    def begin_forward(self) -> None:
+        """A training forward of the model begins."""
+        self._before_forward = len(self.tallies)
+
+    def fail_forward(self) -> None:
+        """It raised: what was counted on the way is removed. The caller may try again with less."""
+        del self.tallies[self._before_forward :]
+        self.state = CountState.COUNTED if self.tallies else self._at_rest
+
+    def take(self) -> list[Tally]:
+        """All tallies since the last step; they are counted no more."""
+        tallies = self.tallies
+        self.clear()
+        return tallies
+
+    def clear(self) -> None:
+        """Forget what was counted since the last step."""
+        self.tallies, self._before_forward, self.state = [], 0, self._at_rest

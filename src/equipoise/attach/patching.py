@@ -1,0 +1,34 @@
+"""Replace a method of one object, and put back what was there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class PatchedMethod:
+    """`owner.name` is `replacement` from now on, for this object and not for its class.
+
+    Not a closure but an object, so that it can be copied with the model it belongs to.
+    """
+
+    def __init__(self, owner: object, name: str, replacement: Callable[..., Any]) -> None:
+        self.owner = owner
+        self.name = name
+        self.replacement = replacement
+        self.own: Callable[..., Any] = getattr(owner, name)
+        """what was there before: the class's method, or what somebody else had put there"""
+        self._was_patched = name in vars(owner)
+        setattr(owner, name, replacement)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether nobody has replaced the replacement."""
+        return vars(self.owner).get(self.name) is self.replacement
+
+    def restore(self) -> None:
+        if self._was_patched:
+            setattr(self.owner, self.name, self.own)
+        else:
+            # the method of the class appears again
+            delattr(self.owner, self.name)

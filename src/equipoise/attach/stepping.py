@@ -1,0 +1,48 @@
+"""A step: sum what every router has counted, over ranks too, and update every balancer by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch.distributed as dist
+
+from equipoise.attach.count.balanced_router import BalancedRouter
+from equipoise.routing import Tally, reduce
+
+
+def check_counted(routers: Sequence[BalancedRouter]) -> None:
+    """Refuse a step for which nothing was counted, or not every router that trains."""
+    if not any(router.count.tallies for router in routers):
+        raise RuntimeError(
+            "nothing was counted since the last step: no training forward (model.train(), "
+            "gradients on) went through the model. Is step() called twice, by a callback and an "
+            "optimizer, or was the model compiled before balance()?"
+        )
+    missed = [router.name for router in routers if router.missed]
+    if missed:
+        raise RuntimeError(
+            "these routers took part in training but were not counted: "
+            f"{', '.join(missed)}. A fused kernel or a CUDA graph may bypass their hooks; leave "
+            "them out by skip=[...] if they are not to be balanced"
+        )
+
+
+def collect_tallies(
+    routers: Sequence[BalancedRouter], group: dist.ProcessGroup | None
+) -> dict[str, Tally]:
+    """What was counted since the last step, by router, summed over the ranks of `group`."""
+    tallies = {router.name: router.take_tally() for router in routers}
+    devices = {tally.loads.device for tally in tallies.values()}
+    if len(devices) > 1:
+        # a model spread over several devices: one collective needs one device
+        first = next(iter(tallies.values())).loads.device
+        tallies = {name: tally.to(first) for name, tally in tallies.items()}
+    return reduce(tallies, group)
+
+
+def update_routers(routers: Sequence[BalancedRouter], tallies: Mapping[str, Tally]) -> None:
+    """Update every balancer, except in layers where nothing trains while others do."""
+    something_trains = any(not router.frozen for router in routers)
+    for router in routers:
+        if not (router.frozen and something_trains):
+            router.update(tallies[router.name])
