@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import equipoise
-from equipoise.integrations.huggingface.doctor import examine
+from equipoise.integrations.huggingface.doctor import doctor
 from equipoise.trace import Trace, TraceError
 from tests.attach.tools import batch, forward, tiny
 
@@ -72,7 +72,7 @@ def test_the_doctor_reads_recorded_scores(tmp_path):
     balancing = equipoise.balance(model, "quantile", trace=tmp_path / "trace")
     train(balancing)
     model.save_pretrained(tmp_path / "model")
-    (finding,) = examine(tmp_path / "model", trace=tmp_path / "trace").findings
+    (finding,) = doctor(tmp_path / "model", trace=tmp_path / "trace").findings
     assert finding.scores == "trace"
     assert 0 <= finding.changed_bf16 < 1
 
