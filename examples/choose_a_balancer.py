@@ -10,10 +10,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from equipoise.arena.contest import contest, plan_cells
-from equipoise.arena.streams import catalogue
-from equipoise.arena.tune import advise
-from equipoise.integrations.huggingface.recording import record_model
+import equipoise
 
 
 def small_model(folder: Path, text: Path) -> Path:
@@ -38,24 +35,25 @@ with tempfile.TemporaryDirectory() as name:
     text.write_text("\n".join(topics.values()))  # any text
     model = small_model(place / "model", text)
 
-    # equipoise record MODEL_DIR --text manual.txt --steps 40 --batch-size 16 --sequence-length 64
+    # equipoise record MODEL_DIR --text manual.txt --batches 40 --batch-size 16 --sequence-length 64
     # --out scores
-    trace = record_model(
+    trace = equipoise.record(
         model, place / "scores", data=str(text), batches=40, batch_size=16, sequence_length=64
     )
     print(f"recorded {len(trace.steps(0))} batches of {', '.join(trace.layers)}")
 
     # equipoise arena scores:model.layers.1.mlp --balancers none deepseek quantile curvature
-    (stream,) = catalogue.find(f"{place / 'scores'}:{trace.layers[1]}")
-    results = contest(
-        plan_cells([stream], ["none", "deepseek", "quantile", "curvature"]), workers=1
+    stream, names = f"{place / 'scores'}:{trace.layers[1]}", ["deepseek", "quantile", "curvature"]
+    results = equipoise.run_arena(
+        [stream], balancers=["none", *names], out=place / "cells", workers=1
     )
-    for result in sorted(results, key=lambda each: each.steady_imbalance):
+    for result in sorted(results.rows, key=lambda each: each.steady_imbalance):
         rate = "" if result.rate is None else f"{result.rate:g}"
         print(
             f"{result.balancer:10} {rate:6} imbalance {result.steady_imbalance:.3f}  affinity "
             f"{result.affinity_kept:.3f}"
         )
 
-    # equipoise tune scores:model.layers.1.mlp
-    print(advise(results).paragraph())
+    # equipoise tune scores:model.layers.1.mlp; cells that are in the folder are not run again
+    advice = equipoise.tune(stream, balancers=["none", *names], out=place / "cells", workers=1)
+    print(advice.paragraph())

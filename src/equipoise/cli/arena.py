@@ -32,6 +32,7 @@ def _add_arena_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "streams",
         nargs="*",
+        default=(),
         metavar="STREAM",
         help="a built-in one, or a trace: FOLDER or FOLDER:LAYER",
     )

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 def _run_train(options: argparse.Namespace) -> None:
     from equipoise import train
 
-    early, rest = early_flags().parse_known_args(options.arguments)
-    config = parse_config(rest, _base_config(early.preset, early.config))
+    early, config = read_train_flags(options.arguments)
     result = train(config)
     if not result:
         # not the first rank
@@ -33,8 +32,14 @@ def _run_train(options: argparse.Namespace) -> None:
     print(json.dumps(result, indent=2) if early.json else _summary_line(config, result))
 
 
-def early_flags() -> argparse.ArgumentParser:
-    """The flags that are no fields of Config, or that decide what its defaults are."""
+def read_train_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, Config]:
+    """The flags that are no fields of Config, and the config that the others make."""
+    early, rest = _early_flags().parse_known_args(arguments)
+    return early, parse_config(rest, _base_config(early.preset, early.config))
+
+
+def _early_flags() -> argparse.ArgumentParser:
+    """What is read before tyro: --preset and --config decide what the defaults are."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--preset")
     parser.add_argument("--config")

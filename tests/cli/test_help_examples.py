@@ -1,0 +1,151 @@
+"""The examples in --help are right: the cheap ones are run at small sizes, all others parsed."""
+
+import shlex
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
+
+from equipoise.cli import VERBS, build_parser, main
+from equipoise.cli.train import read_train_flags
+from equipoise.training import train
+from tests.training.micro import MODEL, small_config
+
+EXAMPLES = [(verb, example) for verb in VERBS for example in verb.examples]
+OLD_FILES = Path(__file__).parents[1] / "end_to_end" / "files_of_0_1"
+TEXT = "\n".join(
+    f"the {word} of {word[::-1]} is not a {word[1:]}" for word in dir(np) if word.isalpha()
+)
+SMALL_DEMO = "--steps 6 --tokens 256 --experts 8 --top-k 2"
+SMALL_ARENA = "--steps 3 --tokens 256 --workers 1 --balancers none quantile --rates 0.5"
+SMALL_TUNE = "--balancers none quantile --rates 0.5 --workers 1"
+SMALL_TRAINING = (
+    "--steps 2 --batch-size 4 --warmup-steps 1 --validation-sequences 8 --data my_texts "
+    + " ".join(f"--model.{name.replace('_', '-')} {size}" for name, size in MODEL.items())
+)
+# what is really run, with what makes it small; the others are too expensive, and only parsed
+RUN = {
+    "equipoise demo": SMALL_DEMO,
+    "equipoise demo --drift 0.02 --balancers deepseek quantile": SMALL_DEMO,
+    "equipoise demo --steps 50 --json": SMALL_DEMO,
+    "equipoise arena": SMALL_ARENA,
+    "equipoise arena drift --balancers deepseek curvature --rates 1e-4 1e-3": SMALL_ARENA,
+    "equipoise arena runs/a/trace --out runs/arena": SMALL_ARENA,
+    "equipoise arena e256-groups --devices 64 --json": SMALL_ARENA,
+    "equipoise arena drift topics --page arena.html": SMALL_ARENA,
+    "equipoise arena scores/c": SMALL_ARENA,
+    "equipoise tune drift": f"--steps 24 --tokens 256 {SMALL_TUNE}",
+    "equipoise tune scores/a:blocks.1 --json": SMALL_TUNE,
+    "equipoise record runs/a --out scores/a": "--batches 2 --out scores/new",
+    "equipoise record runs/a --text my_texts/ --batches 50 --out scores/b": "--batches 2",
+    "equipoise solve scores.npy --top-k 6": "",
+    "equipoise solve layers.safetensors --name layer3 --top-k 8 --shift shift.npy": "",
+    "equipoise solve scores.npy --top-k 6 --out optimum.npz --json": "",
+    "equipoise verify run/trace": "--batches 2",
+    "equipoise verify run/trace --json": "--batches 2",
+    "equipoise train --preset tiny --balancer deepseek --update-rate 1e-3 --out runs/a": (
+        f"{SMALL_TRAINING} --out runs/new"
+    ),
+    "equipoise train --config runs/a/config.yaml --resume": "",
+    "equipoise train --config runs/a/config.yaml --update-rate 3e-3 --out runs/b": "--steps 2",
+    "equipoise train --data my_texts/ --model.hidden-size 128 --out runs/c": SMALL_TRAINING,
+    "equipoise plan deepseekmoe-1b --gpus 8": "",
+    "equipoise plan deepseekmoe-3b --gpus 16 --gpu A100 --imbalance 0.3 --json": "",
+    "equipoise sweep paper --dry-run": "",
+    "equipoise report results": "",
+    "equipoise report runs/a --out a.html": "",
+    "equipoise report results/rows.json --markdown": "",
+    "equipoise doctor ./my-model": "--tokens 64",
+    "equipoise doctor ./my-model --json": "--tokens 64",
+}
+
+
+def command_words(example):
+    """What follows `equipoise` in an example, without remarks and redirections."""
+    words = shlex.split(example, comments=True)
+    if words[0] == "torchrun":
+        words = words[words.index("-m") + 1 :]
+    assert words[0] == "equipoise"
+    return words[1 : words.index(">") if ">" in words else None]
+
+
+def command_of(example):
+    return shlex.join(["equipoise", *command_words(example)])
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A folder with all that the examples name."""
+    place = tmp_path_factory.mktemp("prepared")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.setenv("EQUIPOISE_CACHE", str(place / "cache"))
+        Path("my_texts").mkdir()
+        Path("my_texts/text.txt").write_text(TEXT)
+        rng = np.random.default_rng(0)
+        np.save("scores.npy", rng.random((120, 12), dtype=np.float32))
+        save_file({"layer3": rng.random((120, 12), dtype=np.float32)}, "layers.safetensors")
+        np.save("shift.npy", np.zeros(12))
+        changes = {"balancer": "deepseek", "update_rate": 1e-3, "trace_scores": 64, "steps": 30}
+        train(small_config("my_texts", out="runs/a", trace_every=1, **changes))
+        shutil.copytree("runs/a/trace", "run/trace")
+        shutil.copytree("runs/a/trace", "scores/c")
+        shutil.copytree("runs/a/trace", "scores/a")
+        shutil.copytree(OLD_FILES / "comparison", "results")
+        _save_model("my-model")
+    return place
+
+
+def _save_model(folder):
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 8, "head_dim": 8}
+    layers = {"num_hidden_layers": 2, "first_k_dense_replace": 1, "num_attention_heads": 4}
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 2}
+    config = Glm4MoeConfig(**sizes, **layers, **experts, num_key_value_heads=4, vocab_size=64)
+    model = Glm4MoeForCausalLM(config)
+    model.model.layers[1].mlp.gate.e_score_correction_bias.copy_(torch.linspace(-1, 1, 8))
+    model.save_pretrained(folder)
+
+
+@pytest.fixture
+def place(prepared, tmp_path, monkeypatch):
+    """A copy to work in."""
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EQUIPOISE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("example", [example for _, example in EXAMPLES])
+def test_every_example_is_understood(example, place):
+    words = command_words(example)
+    options = build_parser().parse_args(words)
+    if words[0] == "train":
+        read_train_flags(options.arguments)
+
+
+@pytest.mark.parametrize("command", RUN)
+def test_cheap_examples_run(command, place, capsys):
+    assert main([*shlex.split(command)[1:], *RUN[command].split()]) == 0
+    assert capsys.readouterr().out
+
+
+def test_what_is_run_are_examples():
+    assert set(RUN) <= {command_of(example) for _, example in EXAMPLES}
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
+def test_every_verb_has_examples_of_its_own(verb, capsys):
+    assert any(command_words(example)[0] == verb.name for example in verb.examples)
+    with pytest.raises(SystemExit):
+        main([verb.name, "--help"])
+    assert "examples:" in capsys.readouterr().out
+
+
+def test_a_wrong_flag_would_be_seen():
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(command_words("equipoise sweep demo --at-the-same-time 2"))
+    with pytest.raises(SystemExit):
+        read_train_flags(["--no-such-setting", "1"])
