@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from equipoise.arena.streams import catalogue
-from equipoise.arena.streams.recorded import Recorded, mapped
+from equipoise.arena.streams.recorded import Recorded
 from equipoise.trace import TraceError, TraceWriter
 
 
@@ -36,13 +36,6 @@ def test_scores_come_back(tmp_path, whole):
     assert (stream.steps, stream.num_tokens, stream.num_experts, stream.top_k) == (5, 96, 8, 2)
     for step in (4, 0, 2):
         np.testing.assert_array_equal(stream.batch(step).scores.numpy(), batches[step])
-
-
-def test_files_are_mapped(tmp_path):
-    batches = write(tmp_path / "trace", whole=True)
-    scores = mapped(tmp_path / "trace/000/000000003.whole.npz", "scores")
-    assert isinstance(scores, np.memmap)
-    np.testing.assert_array_equal(scores, batches[2])
 
 
 def test_names_find_layers(tmp_path):

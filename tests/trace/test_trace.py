@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from equipoise import trace as module
 from equipoise.trace import Trace, TraceError, TraceWriter
+from equipoise.trace.header import TRACE_FORMAT
+from equipoise.trace.record import RECORD_COLUMNS
 
 E, K = 4, 2
 
@@ -91,6 +93,27 @@ def test_whole_batches_lie_apart(tmp_path):
     assert trace.whole_steps(0) == [1]
     np.testing.assert_array_equal(trace.record(0, 1).scores, whole)
     assert [len(trace.record(0, n).scores) for n in (0, 2)] == [3, 3]
+    assert trace.sampled_steps(0) == [0, 2]
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_scores_are_mapped(tmp_path, closed):
+    """Samples out of a chunk and whole batches alike, with nothing that could reach the file."""
+    whole = np.random.default_rng(0).random((10, E))
+    writer = TraceWriter(tmp_path / "t", top_k=K, layers=1)
+    for n in range(4):
+        writer.append(n, 0, **step_of(n) | ({"scores": whole, "whole": True} if n == 2 else {}))
+    if closed:
+        writer.close()
+    trace = Trace.open(tmp_path / "t")
+    for n in range(4):
+        scores = trace.scores(0, n)
+        assert isinstance(scores, np.memmap)
+        np.testing.assert_array_equal(scores, trace.record(0, n).scores)
+        np.testing.assert_array_equal(trace.loads(0, n), step_of(n)["loads"])
+        scores[:] = 0
+        np.testing.assert_array_equal(trace.scores(0, n), trace.record(0, n).scores)
+        assert trace.record(0, n).scores.any()
 
 
 def test_scores_and_step_sizes_may_be_missing(tmp_path):
@@ -125,9 +148,7 @@ def test_resuming_forgets_what_came_later(tmp_path, after):
 def test_killed_while_folding(tmp_path, monkeypatch):
     """The chunk is there, and so are the records it was made from: both tell the same."""
     writer = written(tmp_path / "t", range(127))
-    monkeypatch.setattr(
-        module.Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
-    )
+    monkeypatch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         writer.append(127, 0, **step_of(254, rows=1))
     monkeypatch.undo()
@@ -164,11 +185,74 @@ def test_kill_leaves_a_readable_trace(tmp_path):
 def test_reading_unpickles_nothing(tmp_path):
     written(tmp_path / "t", [0])
     path = tmp_path / "t" / "000" / "000000000-000000000.npz"
-    np.savez(path, **{name: np.array([{}], dtype=object) for name in module.COLUMNS})
+    np.savez(path, **{name: np.array([{}], dtype=object) for name in RECORD_COLUMNS})
     with pytest.raises(
         TraceError, match=r"truncated or is not of an equipoise trace.*allow_pickle"
     ):
         Trace.open(tmp_path / "t").record(0, 0)
+
+
+FOREIGN = {
+    "objects": {"scores": np.full((3, E), {}, dtype=object)},
+    "integers": {"scores": np.zeros((3, E), int)},
+    "one dimension": {"scores": np.zeros(3 * E, np.float32)},
+    "other experts": {"scores": np.zeros((3, E + 1), np.float32)},
+    "other rows": {"scores": np.zeros((2, E), np.float32)},
+    "no such name": {"other": np.zeros((3, E), np.float32)},
+}
+
+
+@pytest.mark.parametrize("foreign", FOREIGN.values(), ids=FOREIGN)
+@pytest.mark.parametrize("read", ["record", "scores"])
+def test_foreign_samples_are_refused(tmp_path, foreign, read):
+    """A map of Python objects would take bytes of the file for addresses, and crash."""
+    writer = TraceWriter(tmp_path / "t", top_k=K, layers=1)
+    writer.append(0, 0, **step_of(0))
+    path = tmp_path / "t" / "000" / "000000000-000000000.npz"
+    with np.load(path) as file:
+        columns = {name: file[name] for name in RECORD_COLUMNS if name != "scores"}
+    np.savez(path, **columns, **foreign)
+    with pytest.raises(TraceError, match=r"000000000-000000000\.npz is"):
+        getattr(Trace.open(tmp_path / "t"), read)(0, 0)
+
+
+@pytest.mark.parametrize("foreign", [*list(FOREIGN)[:4], "no such name", "missing"])
+@pytest.mark.parametrize("read", ["record", "scores"])
+def test_foreign_whole_batches_are_refused(tmp_path, foreign, read):
+    writer = TraceWriter(tmp_path / "t", top_k=K, layers=1)
+    writer.append(0, 0, **step_of(0) | {"scores": np.zeros((10, E)), "whole": True})
+    path = tmp_path / "t" / "000" / "000000000.whole.npz"
+    if foreign == "missing":
+        path.unlink()
+    else:
+        np.savez(path, **FOREIGN[foreign])
+    with pytest.raises(TraceError, match=r"000000000\.whole\.npz is"):
+        getattr(Trace.open(tmp_path / "t"), read)(0, 0)
+
+
+@pytest.mark.parametrize("column", ["step", "shift", "loads", "unit", "rows", "whole"])
+@pytest.mark.parametrize("wrong", [np.zeros((2, 2, 2)), np.array("x"), np.zeros(0)], ids=str)
+def test_foreign_columns_are_refused(tmp_path, column, wrong):
+    writer = TraceWriter(tmp_path / "t", top_k=K, layers=1)
+    writer.append(0, 0, **step_of(0))
+    path = tmp_path / "t" / "000" / "000000000-000000000.npz"
+    with np.load(path) as file:
+        columns = dict(file) | {column: wrong}
+    np.savez(path, **columns)
+    with pytest.raises(TraceError, match=r"000000000-000000000\.npz is truncated or is not"):
+        Trace.open(tmp_path / "t").record(0, 0)
+
+
+def test_a_file_that_is_still_written_is_not_read(tmp_path):
+    """And it goes when the trace is continued."""
+    written(tmp_path / "t", range(3)).close()
+    folder = tmp_path / "t" / "000"
+    for name in ("000000003-000000003.npz", "000000001.whole.npz"):
+        (folder / f".unfinished-0123abcd-{name}").write_bytes(b"half")
+    assert Trace.open(tmp_path / "t").steps(0) == [0, 1, 2]
+    assert Trace.open(tmp_path / "t").whole_steps(0) == []
+    TraceWriter.resume(tmp_path / "t", after=2)
+    assert [path.name for path in folder.iterdir()] == ["000000000-000000002.npz"]
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 700, -1])
@@ -187,11 +271,11 @@ def test_truncated_files_are_told(tmp_path, size):
         ("[]", "not of an equipoise trace"),
         ('{"format": "tensorboard"}', "not of an equipoise trace"),
         (
-            json.dumps({"format": module.FORMAT, "version": 2}),
+            json.dumps({"format": TRACE_FORMAT, "version": 2}),
             "version 2 of the layout, and this equipoise reads 1",
         ),
         (
-            json.dumps({"format": module.FORMAT, "version": 1, "layers": []}),
+            json.dumps({"format": TRACE_FORMAT, "version": 1, "layers": []}),
             "lacks about, target, top_k",
         ),
     ],

@@ -34,7 +34,7 @@ from equipoise.balancing import settled as with_settled_shift
 from equipoise.optimum import evaluate
 from equipoise.storage.atomic import write_json
 from equipoise.theorems import verify
-from equipoise.trace import Trace
+from equipoise.trace import Trace, is_trace
 from equipoise.training.data.batches import validation_batches
 from equipoise.training.evaluation import DEVICES, device_idle_share
 from equipoise.training.open_run import open_run
@@ -151,7 +151,7 @@ def of_shifts(trace: Path) -> dict[str, float]:
     """The mean of the last shifts, and the largest max p - min p of any recorded step (the paper's
     figure 4).
     """
-    if not (trace / "trace.json").exists():
+    if not is_trace(trace):
         return {}
     read = Trace.open(trace)
     last = [read.record(layer, read.steps(layer)[-1]).shift_after for layer in read.layers]
@@ -190,6 +190,6 @@ def _spread(step: dict[str, Any]) -> float:
 
 
 def verdicts(folder: Path) -> list[dict[str, Any]]:
-    if not (folder / "trace" / "trace.json").exists():
+    if not is_trace(folder / "trace"):
         return []
     return [verdict._asdict() for verdict in verify(Trace.open(folder / "trace"), batches=6)]

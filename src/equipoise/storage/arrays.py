@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
-import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from equipoise.storage.atomic import replace_file
+from equipoise.storage.npz import PARSER_ERRORS
 
 Array = np.ndarray[Any, Any]
 
@@ -29,17 +29,16 @@ def read_array(path: str | Path, name: str | None = None, *, default: str = "sco
     """
     path = Path(path)
     if path.suffix == ".npy":
-        return _open(path, lambda: np.load(path, mmap_mode="r", allow_pickle=False))
+        return _reading(path, lambda: np.load(path, mmap_mode="r", allow_pickle=False))
     if path.suffix == ".npz":
-        archive = _open(path, lambda: np.load(path, allow_pickle=False))
-        return _open(path, lambda: archive[_pick(list(archive.files), name, default, path)])
+        return _reading(path, lambda: _read_npz(path, name, default))
     if path.suffix == ".safetensors":
-        return _open(path, lambda: _read_safetensors(path, name, default))
+        return _reading(path, lambda: _read_safetensors(path, name, default))
     raise ValueError(f"{path}: not a .npy, .npz or .safetensors file")
 
 
 def write_arrays(path: str | Path, arrays: dict[str, Array]) -> None:
-    """Write them all or nothing: into a neighbouring file first, which then takes the name."""
+    """Write them all, or leave what was there."""
     path = Path(path)
     if path.suffix not in (".npz", ".safetensors"):
         raise ValueError(f"{path}: results are written as .npz or .safetensors")
@@ -50,23 +49,20 @@ def write_arrays(path: str | Path, arrays: dict[str, Array]) -> None:
             _write_safetensors(file, arrays)
 
 
-def _open(path: Path, read: Any) -> Any:
+def _reading(path: Path, read: Callable[[], Array]) -> Array:
     """Whatever a damaged file makes a parser say, say which file it was."""
     try:
         return read()
-    except (
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        EOFError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
+    except PARSER_ERRORS as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
 
 
-def _pick(names: list[str], name: str | None, default: str, path: Path) -> str:
+def _read_npz(path: Path, name: str | None, default: str) -> Array:
+    with np.load(path, allow_pickle=False) as archive:
+        return archive[_chosen_name(list(archive.files), name, default, path)]
+
+
+def _chosen_name(names: list[str], name: str | None, default: str, path: Path) -> str:
     if name is None:
         name = default if default in names or len(names) != 1 else names[0]
     if name not in names:
@@ -84,7 +80,9 @@ def _read_safetensors(path: Path, name: str | None, default: str) -> Array:
         if length > os.path.getsize(path):
             raise ValueError("its header is longer than the file")
         header = json.loads(file.read(length))
-    entry = header[_pick([key for key in header if key != "__metadata__"], name, default, path)]
+    entry = header[
+        _chosen_name([key for key in header if key != "__metadata__"], name, default, path)
+    ]
     if entry["dtype"] not in _SAFETENSORS:
         raise ValueError(f"it holds {entry['dtype']}; wanted are {', '.join(_SAFETENSORS)}")
     start, end = entry["data_offsets"]
@@ -98,7 +96,8 @@ def _read_safetensors(path: Path, name: str | None, default: str) -> Array:
     if end == start:
         return np.zeros(shape, kind)
     array = np.memmap(path, kind, "r", offset=8 + length + start, shape=shape)
-    if entry["dtype"] == "BF16":  # the upper half of a float32
+    if entry["dtype"] == "BF16":
+        # the upper half of a float32
         return (array.astype(np.uint32) << 16).view(np.float32)
     return array
 
@@ -116,7 +115,8 @@ def _write_safetensors(file: IO[bytes], arrays: dict[str, Array]) -> None:
         }
         offset += size
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # data are to be aligned
+    # so that the data are aligned
+    text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)
     for array in arrays.values():
         file.write(np.ascontiguousarray(array).tobytes())

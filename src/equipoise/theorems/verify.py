@@ -36,7 +36,7 @@ def iterate_verdicts(trace: Trace | None = None, *, batches: int = 16) -> Iterat
     """`verify`, one verdict at a time."""
     sources = _builtin_sources() if trace is None else _trace_sources(trace, batches)
     silent = "" if sources[Setting.FIXED_SCORES] else NO_BATCH
-    if trace is not None and trace.about.get("groups"):
+    if trace is not None and trace.groups:
         silent = GROUPS
     for each in all_statements():
         if silent:

@@ -11,7 +11,7 @@ from equipoise.arena.streams.recorded import Recorded
 from equipoise.arena.streams.stream import Stream
 from equipoise.arena.streams.synthetic import Drift, Dying, Skew, Swap, Synthetic, Topics
 from equipoise.storage.suggestions import did_you_mean
-from equipoise.trace import Trace
+from equipoise.trace import Trace, is_trace
 
 _SMALL = {"num_tokens": 4096, "num_experts": 64, "top_k": 6, "steps": 90}
 _LARGE = {"num_tokens": 4096, "steps": 48}
@@ -83,9 +83,9 @@ def find(
     if name in SYNTHETIC:
         return [_changed(SYNTHETIC[name], seed, steps, tokens)]
     folder, _, layer = name.rpartition(":") if not Path(name).exists() else (name, "", "")
-    if folder and (Path(folder) / "trace" / "trace.json").exists():
+    if folder and is_trace(Path(folder) / "trace"):
         folder = str(Path(folder) / "trace")  # a run's folder will do
-    if not folder or not (Path(folder) / "trace.json").exists():
+    if not folder or not is_trace(folder):
         raise ValueError(
             f"no stream {name!r}{did_you_mean(name, SYNTHETIC)}: there are "
             f"{', '.join(SYNTHETIC)}, or give the folder of a trace"

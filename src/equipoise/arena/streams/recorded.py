@@ -1,15 +1,12 @@
 """Recorded streams: the scores that a training, or `equipoise record`, left in a Trace.
 
-Scores are mapped from the file and not read: a trace may be larger than memory. np.savez stores
-arrays in a zip without compressing them, so an array lies in the file as it would in memory, and
-only its place has to be found.
+Scores are mapped from the files and not read: a trace may be larger than memory.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import struct
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,33 +35,29 @@ class Recorded(Stream):
         """The stream of a layer. Every record must have kept scores, as many as the others."""
         trace = Trace.open(folder)
         index = trace.index(layer)
-        steps = trace.whole_steps(index) or [
-            step for step in trace.steps(index) if len(trace.record(index, step).scores)
-        ]
+        steps = trace.whole_steps(index) or trace.sampled_steps(index)
         if not steps:
             raise TraceError(
                 f"{folder} has no scores of layer {trace.layers[index]!r}: train with "
                 "--trace-scores, or use `equipoise record`"
             )
-        first = trace.record(index, steps[0])
-        rows, experts = first.scores.shape
+        rows, experts = trace.scores(index, steps[0]).shape
         if not rows:
             raise TraceError(
                 f"step {steps[0]} of layer {trace.layers[index]!r} in {folder} has no tokens"
             )
         digest = hashlib.sha256(
-            trace.record(index, steps[-1]).scores.tobytes(), usedforsecurity=False
+            trace.scores(index, steps[-1]).tobytes(), usedforsecurity=False
         ).hexdigest()
-        groups = trace.about.get("groups")
         return cls(
             name=f"{_title(Path(folder))}:{trace.layers[index]}",
             num_tokens=rows,
             num_experts=experts,
             top_k=trace.top_k,
             steps=len(steps),
-            groups=tuple(groups) if groups else None,
+            groups=trace.groups,
             target=trace.target,
-            block=_block(trace, rows),
+            block=_block(trace, index, steps[0]),
             folder=str(Path(folder).resolve()),
             layer=index,
             records=tuple(steps),
@@ -74,9 +67,8 @@ class Recorded(Stream):
     def batch(self, step: int) -> Batch:
         if not 0 <= step < self.steps:
             raise IndexError(f"{self.name} has steps 0 to {self.steps - 1}, not {step}")
-        folder, number = Path(self.folder) / f"{self.layer:03}", self.records[step]
-        whole = folder / f"{number:09}.whole.npz"
-        scores = mapped(whole, "scores") if whole.exists() else _sample(folder, number)
+        number = self.records[step]
+        scores = self._trace.scores(self.layer, number)
         batch = Batch(torch.from_numpy(np.ascontiguousarray(scores, np.float32)))
         if not torch.isfinite(batch.scores).all():
             token, expert = (~torch.isfinite(batch.scores)).nonzero()[0].tolist()
@@ -90,55 +82,26 @@ class Recorded(Stream):
     @property
     def identity(self) -> str:
         """The header is part of it, since it says how scores were made."""
-        return super().identity + (Path(self.folder) / "trace.json").read_text()
+        return super().identity + self._trace.header_text
+
+    @functools.cached_property
+    def _trace(self) -> Trace:
+        return Trace.open(self.folder)
 
 
-def mapped(path: Path, name: str) -> np.ndarray:
-    """An array of an .npz file, as a map of the file that never writes to it."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            entry = archive.getinfo(f"{name}.npy")
-    except (zipfile.BadZipFile, KeyError) as error:
-        raise TraceError(f"{path} is truncated or is not of an equipoise trace: {error}") from error
-    if entry.compress_type != zipfile.ZIP_STORED:
-        raise TraceError(
-            f"{path} is compressed and cannot be mapped: write traces with TraceWriter"
-        )
-    with path.open("rb") as file:
-        file.seek(entry.header_offset)
-        lengths = struct.unpack(
-            "<26x2H", file.read(30)
-        )  # of the name and of the extra field, in a zip's local header
-        file.seek(sum(lengths), 1)
-        version = np.lib.format.read_magic(file)
-        read = (
-            np.lib.format.read_array_header_1_0
-            if version == (1, 0)
-            else np.lib.format.read_array_header_2_0
-        )
-        shape, fortran, dtype = read(file)
-        return np.memmap(path, dtype, "c", file.tell(), shape, "F" if fortran else "C")
-
-
-def _sample(folder: Path, number: int) -> np.ndarray:
-    """The rows of one record, out of the chunk that holds it."""
-    for path in sorted(folder.glob("?????????-?????????.npz")):
-        first, last = map(int, path.stem.split("-"))
-        if first <= number <= last:
-            steps, rows = mapped(path, "step"), mapped(path, "rows")
-            if (found := np.flatnonzero(steps == number)).size:
-                end = int(rows[: found[0] + 1].sum())
-                return mapped(path, "scores")[end - int(rows[found[0]]) : end]
-    raise TraceError(f"{folder} has no step {number} any more")
-
-
-def _block(trace: Trace, rows: int) -> int:
-    """Tokens of a text are not independent. If nobody says how long sequences are, 32 pieces are
-    taken for them.
+def _block(trace: Trace, layer: int, step: int) -> int:
+    """How many successive rows of scores are of one sequence: tokens of a text are not independent.
+    If the trace does not say how long sequences are, 32 pieces of the batch stand for them.
     """
-    length = trace.about.get("sequence_length")
-    if isinstance(length, int) and 0 < length <= rows // 2 and rows % length == 0:
-        return length
+    rows = len(trace.scores(layer, step))
+    tokens = int(trace.loads(layer, step).sum()) // trace.top_k
+    if trace.sequence_length is not None and tokens:
+        # of every n-th token only the n-th part of a sequence is there, and less than one of some
+        length, rest = divmod(trace.sequence_length * rows, tokens)
+        if not rest and 0 < length <= rows // 2 and rows % length == 0:
+            return length
+        if length == 0:
+            return 1
     return max(1, rows // FEWEST_BLOCKS)
 
 

@@ -19,7 +19,7 @@ from equipoise.balancing.shift.directions import LoadGap
 from equipoise.balancing.shift.geometry import euclidean
 from equipoise.balancing.shift.parts import Clip, Scale, Sign, Tanh
 from equipoise.routing import Tally
-from equipoise.trace import TraceWriter
+from equipoise.trace import TraceWriter, is_trace
 
 if TYPE_CHECKING:
     from equipoise.attach.balance import Balancing
@@ -90,7 +90,7 @@ class Recorder:
             self._writer.close()
 
     def _open(self, balancing: Balancing) -> TraceWriter:
-        if balancing.loaded and (self.folder / "trace.json").exists():
+        if balancing.loaded and is_trace(self.folder):
             return TraceWriter.resume(self.folder, after=balancing.steps - 1)
         first = balancing.routers[0]
         spec = first.found.spec

@@ -25,7 +25,7 @@ from equipoise.attach.find.routers import find_routers
 from equipoise.integrations.huggingface.checkpoint import weight_files
 from equipoise.integrations.huggingface.reading import read_batches
 from equipoise.storage.optional import import_optional
-from equipoise.trace import Trace, TraceError, TraceWriter
+from equipoise.trace import Trace, TraceError, TraceWriter, is_trace
 from equipoise.training.scores import choose_layers
 
 TOKENIZER_FILES = (
@@ -73,7 +73,8 @@ def record_model(
             f"cannot record {batches} batches of {batch_size} sequences of "
             f"{sequence_length or DEFAULT_LENGTH} tokens: at least 1, 1, 2"
         )
-    if (out / "trace.json").exists():  # told before a model is loaded
+    # reported before a model is loaded
+    if is_trace(out):
         raise TraceError(f"{out} already holds a trace: take another folder")
     config, tokenizer = _open_config(folder)
     length = _sequence_length(config, sequence_length)

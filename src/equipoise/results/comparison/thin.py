@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.trace import Trace
+from equipoise.trace import Trace, is_trace
 
 POINTS = 300  # of a curve at most
 DIGITS = 5
@@ -52,14 +52,14 @@ def loads(run: Path) -> list[dict[str, Any]]:
     """For each layer a map of experts by steps, in hundredths of the target load: whole numbers are
     short.
     """
-    if not (run / "trace" / "trace.json").exists():
+    if not is_trace(run / "trace"):
         return []
     trace = Trace.open(run / "trace")
     layers = []
     for name in trace.layers:
         steps = trace.steps(name)
         steps = steps[:: max(1, -(-len(steps) // MAP_STEPS))]
-        counted = np.stack([trace.record(name, step).loads for step in steps]).astype(float)
+        counted = np.stack([trace.loads(name, step) for step in steps]).astype(float)
         relative = counted / counted.mean(1, keepdims=True)
         layers.append(
             {"name": name, "steps": steps, "z": np.rint(100 * relative.T).astype(int).tolist()}

@@ -11,7 +11,7 @@ import torch
 
 from equipoise.balancing import Dual
 from equipoise.balancing.shift.directions import LoadGap
-from equipoise.trace import TraceWriter
+from equipoise.trace import TraceWriter, is_trace
 from equipoise.training.observers.base import Observer
 from equipoise.training.trainer import LayerStep, Trainer, TrainingStep
 
@@ -23,7 +23,7 @@ class TraceRecorder(Observer):
         self.folder, self.config, self.trainer = folder, trainer.config, trainer
 
     def resumed(self, step: int) -> None:
-        if (self.folder / "trace.json").exists():
+        if is_trace(self.folder):
             self._writer = TraceWriter.resume(self.folder, after=step)
             return
         config = self.config
