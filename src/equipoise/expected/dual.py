@@ -142,7 +142,7 @@ class AtShift:
 
     @property
     def gradient(self) -> Floats:
-        """T pi - L (Prop. 12)."""
+        """T pi - L, the mean of A - L (eq. 29, Prop. 12)."""
         return self.expected.num_tokens * self.selection_probability - self.expected.target_load
 
     @property

@@ -2,7 +2,7 @@
 
     max  sum_ik scores_ik x_ik    each token takes K distinct experts, expert k takes target_k tokens,  x in {0, 1}
 
-(the paper's eq. 3). Its dual, with one variable per expert, the shift p (errata: the printed dual
+(the paper's eq. 4). Its dual, with one variable per expert, the shift p (errata: the printed dual
 lacks x <= 1):
 
     min_p  sum_i (sum of the K largest of scores_i + p)  -  sum_k target_k p_k

@@ -1,6 +1,6 @@
 """Routing: each token takes the K experts it scores highest, after a balancer's shift.
 
-The paper's primal update (eq. 6) is
+The paper's primal update (eq. 8) is
 
     experts_i = TopKInd_k(scores_ik + shift_k)          gates_ik = scores_ik for the chosen k
 

@@ -1,6 +1,6 @@
 """Directions: where a rule wants the shift to go, read from a tally.
 
-All of them descend the same dual function (the paper's eq. 13)
+All of them descend the same dual function (the paper's eq. 28)
 
     f(p) = sum_i [sum of the K largest of gamma_i + p] - sum_k L_k p_k,        df/dp_k = A_k - L_k,
 

@@ -28,7 +28,7 @@ class Part(Precise):
 
 
 class Sign(Part):
-    """-1, 0 or 1: how far a load is off does not matter, only on which side (the paper's eq. 9)."""
+    """-1, 0 or 1: how far a load is off does not matter, only on which side (the paper's eq. 3)."""
 
     def forward(self, step: Tensor, n: Tensor) -> Tensor:
         return step.sign()

@@ -1,7 +1,7 @@
 """Evidence for statements 16 and 17: the regret experiment, many seeds of one descent.
 
-    p^(n+1) = project(p^n - (A(p^n) - L) / (mu n))
-    R_N     = sum_n f_n(p^n) - f_n(p*),     f_n the dual of the n-th batch (eq. 28)
+    p^(n+1) = project(p^n - (A(p^n) - L) / (mu n))                                 (eq. 36)
+    R_N     = sum_n f_n(p^n) - f_n(p*),     f_n the dual of the n-th batch         (eq. 28)
 
 The paper's mu, from c_K, is so small that its first step leaves the domain (errata 11). Here mu is
 local, a share of the exact modulus at p*, and shifts are projected on the domain of sec. 5.5,
