@@ -105,6 +105,8 @@ class Config:
     """
     parallel: str = "ddp"
     """with several ranks: ddp, a whole model on each, or fsdp, its weights shared out"""
+    rank_timeout: float = 600.0
+    """seconds a rank waits for the others before it ends: a machine may be gone"""
     recompute: bool = False
     """compute activations again in backward instead of keeping them"""
     compile: bool = False
@@ -146,6 +148,10 @@ class Config:
                 0 <= value < math.inf, f"{name} must be finite and not negative, but is {value}"
             )
         rate = self.update_rate
+        _require(
+            0 < self.rank_timeout < math.inf,
+            f"rank_timeout must be positive and finite, not {self.rank_timeout}",
+        )
         _require(rate is None or math.isfinite(rate), f"update_rate must be finite, not {rate}")
         for step in self.histogram_steps:
             _require(

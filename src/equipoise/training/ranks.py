@@ -15,6 +15,7 @@ import inspect
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -74,7 +75,8 @@ def join(config: Config) -> Iterator[World]:
     """The process group: the one that is there, or the one torchrun describes, or none."""
     started = False
     if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        dist.init_process_group("nccl" if choose_device(config).type == "cuda" else "gloo")
+        backend = "nccl" if choose_device(config).type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(seconds=config.rank_timeout))
         started = True
     try:
         together = dist.is_initialized()
@@ -83,9 +85,30 @@ def join(config: Config) -> Iterator[World]:
             dist.get_world_size() if together else 1,
             choose_device(config),
         )
+    except RuntimeError as error:
+        if not (dist.is_initialized() and _is_lost_rank(error)):
+            raise
+        raise ConnectionError(_about_lost_rank(error, config)) from error
     finally:
         if started:
             dist.destroy_process_group()
+
+
+def _is_lost_rank(error: RuntimeError) -> bool:
+    """Whether a collective failed because another rank did not answer, or closed its connection.
+
+    gloo raises plain RuntimeErrors that begin with the place in its own source; nccl's have a type.
+    """
+    return isinstance(error, dist.DistError) or "gloo/" in str(error)
+
+
+def _about_lost_rank(error: RuntimeError, config: Config) -> str:
+    cause = str(error).splitlines()[0].split("] ")[-1].rstrip(".")
+    return (
+        f"rank {dist.get_rank()} lost the others ({cause}): a rank or its machine has ended, or the "
+        f"network is cut (it waits {config.rank_timeout:g} s, --rank-timeout). Start all ranks again "
+        f"with --resume: {config.out} continues from its newest checkpoint"
+    )
 
 
 def parallelise_model(net: DeepSeekMoE, world: World, config: Config) -> nn.Module:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-MAY_CHANGE = {"out", "resume", "checkpoint_every", "keep_checkpoints", "lanes", "parallel"}
+MAY_CHANGE = {
+    "out", "resume", "checkpoint_every", "keep_checkpoints", "rank_timeout", "lanes", "parallel",
+}  # fmt: skip
 """Settings without influence on what is computed. The last two only round differently, as another
 number of threads does.
 """

@@ -10,9 +10,11 @@ sweeps share the work, whichever engines they use.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,12 +49,18 @@ class OnRay:
         if ours:
             connect(ray, self.address)
         try:
-            self._room(ray, display)
-            options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_retries": TRIES - 1}
-            _Tasks(ray, ray.remote(**options)(attempt_here), self.means, display).run(jobs)
+            # Ray prints lines of its own to standard output, such as that a node has died: they
+            # would stand in the middle of what --json prints there
+            with contextlib.redirect_stdout(sys.stderr):
+                self._run_tasks(ray, jobs, display)
         finally:
             if ours:
                 ray.shutdown()
+
+    def _run_tasks(self, ray: ModuleType, jobs: Sequence[Job], display: Display) -> None:
+        self._room(ray, display)
+        options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_retries": TRIES - 1}
+        _Tasks(ray, ray.remote(**options)(attempt_here), self.means, display).run(jobs)
 
     def _room(self, ray: ModuleType, display: Display) -> None:
         """A trial that fits nowhere would wait without a word."""
