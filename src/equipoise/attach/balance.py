@@ -32,7 +32,7 @@ from equipoise.attach.making import Maker, make_dual
 from equipoise.attach.optimizers import check_optimizer, follow_optimizer
 from equipoise.attach.patching import PatchedMethod
 from equipoise.attach.state.sidecar import SaveBeside, load_sidecar, save_sidecar
-from equipoise.attach.step_metrics import StepMetrics, step_metrics, step_table
+from equipoise.attach.step_metrics import BalanceMetrics, step_metrics, step_table
 from equipoise.attach.stepping import check_counted, collect_tallies, update_routers
 from equipoise.attach.tables import found_table
 
@@ -187,7 +187,7 @@ class Balancing:
 
     # ---- to look at
 
-    def metrics(self, loads: bool = False) -> StepMetrics:
+    def metrics(self, loads: bool = False) -> BalanceMetrics:
         """The last step: means over layers, the worst layer, and each layer's own. `loads=True`
         adds the loads by name.
         """

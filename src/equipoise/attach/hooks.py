@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from equipoise.attach.count.balanced_router import BalancedRouter
 from equipoise.attach.count.forward_context import ForwardContext
+from equipoise.attach.find.quirks import has_picture_router
 from equipoise.attach.find.routers import plain_name
 
 
@@ -36,8 +37,7 @@ def watch_forwards(
     for module in models_around(model, blocks):
         handles += context.watch(module)
     for module in model.modules():
-        # a layer with one router for text and one for pictures
-        if hasattr(module, "text_moe") and hasattr(module, "vision_moe"):
+        if has_picture_router(module):
             handles.append(context.watch_pictures(module))
     return handles
 

@@ -15,10 +15,10 @@ from equipoise.routing import metrics as load_metrics
 LOGGED_METRICS: tuple[Literal["imbalance", "max_violation"], ...] = ("imbalance", "max_violation")
 """what the callbacks log"""
 
-_COLUMNS = ["layer", "choices", "imbalance", "max violation", "dead experts", "bias spread"]
+_STEP_HEADER = ["layer", "choices", "imbalance", "max violation", "dead experts", "bias spread"]
 
 
-class StepMetrics(TypedDict, total=False):
+class BalanceMetrics(TypedDict, total=False):
     """What `Balancing.metrics` returns."""
 
     step: int
@@ -39,14 +39,14 @@ class StepMetrics(TypedDict, total=False):
 
 def step_metrics(
     routers: Sequence[BalancedRouter], loads: Mapping[str, Tensor], steps: int, dropped: int
-) -> StepMetrics:
+) -> BalanceMetrics:
     """Means over layers, the worst layer, and each layer's own."""
     layers = {
         router.name: _layer_metrics(router, loads[router.name])
         for router in routers
         if router.name in loads
     }
-    answer: StepMetrics = {"step": steps, "dropped_steps": dropped}
+    answer: BalanceMetrics = {"step": steps, "dropped_steps": dropped}
     if layers:
         for name in LOGGED_METRICS:
             answer[name] = sum(layer[name] for layer in layers.values()) / len(layers)
@@ -61,7 +61,7 @@ def _layer_metrics(router: BalancedRouter, loads: Tensor) -> dict[str, float]:
 
 
 def step_table(
-    routers: Sequence[BalancedRouter], loads: Mapping[str, Tensor], measured: StepMetrics
+    routers: Sequence[BalancedRouter], loads: Mapping[str, Tensor], measured: BalanceMetrics
 ) -> str:
     """One row for every router: its loads of the last step, and how far its shift is spread."""
     rows = []
@@ -75,4 +75,4 @@ def step_table(
         rows.append([router.name, choices, *numbers, float(shift.max() - shift.min())])
     dropped = measured["dropped_steps"]
     title = f"step {measured['step']}" + (f", {dropped} dropped" if dropped else "")
-    return f"{title}\n{text_table(_COLUMNS, rows)}"
+    return f"{title}\n{text_table(_STEP_HEADER, rows)}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,9 @@ from equipoise.attach.count.forward_context import ForwardContext, eager
 from equipoise.attach.count.shifted_topk import ShiftedTopK
 from equipoise.attach.count.states import CountState, RouterCount
 from equipoise.attach.count.tallying import check_countable, empty_tally, make_tally
-from equipoise.attach.find.probe import score_by_name
+from equipoise.attach.find.quirks import routes_pictures
 from equipoise.attach.find.routers import FoundRouter
+from equipoise.attach.find.routing_spec import score_by_name
 from equipoise.attach.patching import PatchedMethod
 from equipoise.balancing import Dual
 from equipoise.routing import Tally, route
@@ -89,7 +90,7 @@ class BalancedRouter:
         if not self.found.block.training:
             return False
         if self.count.state is CountState.UNUSED:
-            return not self.name.endswith("vision_moe")
+            return not routes_pictures(self.name)
         return self.count.state is CountState.ENTERED
 
     # ---- hooks on and off
@@ -150,13 +151,15 @@ class BalancedRouter:
             self._logits = (output if place == -1 else output[place]).detach()
 
     @eager
-    def see_choice(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def see_choice(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object]
+    ) -> None:
         """The experts of a router with a bias are called: with hidden states, indices, weights."""
         logits, self._logits = self._logits, None
         if not self.context.counts(self.found.block):
             return
         values = [*args, *kwargs.values()]
-        chosen = next(filter(_holds_indices, values), None)
+        chosen = next((value for value in values if _holds_indices(value)), None)
         if chosen is None:
             raise RuntimeError(
                 f"{self.name}.experts was called without the indices of the chosen experts"
@@ -240,5 +243,5 @@ class BalancedRouter:
         self.context.backward_seen = True
 
 
-def _holds_indices(value: object) -> bool:
+def _holds_indices(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and not value.is_floating_point()

@@ -24,6 +24,7 @@ from torch._compile import _disable_dynamo as eager
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.attach.count.states import ForwardPhase
+from equipoise.attach.find.quirks import picture_tokens, routes_pictures
 
 __all__ = ["ForwardContext", "check_backward_is_seen", "eager", "in_backward"]
 
@@ -84,9 +85,7 @@ class ForwardContext:
         self._padding: Tensor | None = None
         """(T,) bool, of the running forward's attention_mask"""
         self._is_picture: Tensor | None = None
-        """(T,) bool: tokens of a picture, where a layer has routers of its own for them
-        (ernie4_5_vl_moe)
-        """
+        """(T,) bool: tokens of a picture, where a layer has a router of its own for them"""
         self._mask_position: dict[nn.Module, int] = {}
         """where a watched module's forward takes its attention_mask"""
         self._warned = False
@@ -115,7 +114,7 @@ class ForwardContext:
         return module.register_forward_pre_hook(self.see_pictures, with_kwargs=True)
 
     @eager
-    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object]) -> None:
         """A watched module is called."""
         if not self.attached:
             return
@@ -134,7 +133,7 @@ class ForwardContext:
                 listener.begin_forward(module.training)
 
     def _read_mask(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outermost: bool
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object], outermost: bool
     ) -> None:
         mask = kwargs.get("attention_mask")
         position = self._mask_position.get(module)
@@ -166,10 +165,9 @@ class ForwardContext:
 
     @eager
     def see_pictures(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object]
     ) -> None:
-        kinds = kwargs.get("moe_mm_token_type_ids", args[1] if len(args) > 1 else None)
-        self._is_picture = None if kinds is None else kinds.bool().flatten()
+        self._is_picture = picture_tokens(args, kwargs)
 
     def detach(self) -> None:
         """Count nothing from now on."""
@@ -197,7 +195,7 @@ class ForwardContext:
         if padding is None:
             return None
         if pictures is not None and len(pictures) == len(padding) and pictures.any():
-            padding = padding[pictures if name.endswith("vision_moe") else ~pictures]
+            padding = padding[pictures if routes_pictures(name) else ~pictures]
         if len(padding) != num_tokens:
             if not padding.any():
                 return None

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from equipoise.attach.find.probe import TOPK, RoutingSpec
+from equipoise.attach.find.routing_spec import RoutingSpec
+from equipoise.attach.find.watched_run import TOPK
 
 ChoiceCallback = Callable[[Tensor, Tensor, Tensor], None]
 

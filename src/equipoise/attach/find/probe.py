@@ -15,66 +15,22 @@ sharded.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.overrides import TorchFunctionMode
 
-from equipoise.routing import Groups, score_function
+from equipoise.attach.find.routing_spec import PROBED_SCORES, RoutingSpec
+from equipoise.attach.find.watched_run import RouterPath, TopKCall, WatchedRun
+from equipoise.routing import Groups
 
-TOPK = (torch.topk, torch.Tensor.topk)
 _PROBE_TOKENS = 64
 _TOLERANCE = 1e-5
-_PROBED_SCORES: dict[str, Callable[[Tensor], Tensor]] = {
-    "sigmoid": score_function("sigmoid"),
-    "softmax": score_function("softmax"),
-    "sqrt_softplus": score_function("sqrt_softplus"),
-    "identity": lambda logits: logits.float(),
-}
 
 
 class NotByTopKError(ValueError):
     """A router that was watched and did not choose by a top-K over its experts."""
-
-
-@dataclass(frozen=True)
-class RoutingSpec:
-    """How a router chooses."""
-
-    num_experts: int
-    """E, of the top-K: may exceed the experts that exist (longcat_flash's zero-experts)"""
-    top_k: int
-    groups: Groups | None
-    """None where every group is kept"""
-    group_worth: str | None
-    """what a group is chosen by: "top2" of its scores, as `route` does, or "other" """
-    fill: float | None
-    """what scores outside the chosen groups are set to: -inf, or 0 in older transformers"""
-    score: str | None
-    """the score function that leads from the logits to what is ranked; None where it was not
-    recognised
-    """
-    logits_at: int | None
-    """which of the gate's outputs holds the logits; -1 where it returns them alone; None where it
-    does not return them
-    """
-    bias: str | None
-    """the block's tensor that is added before the choice"""
-    in_gate: bool
-    """whether the choice is made by the gate's forward, or by the block's `route_tokens_to_experts`
-    """
-    passed: bool
-    """whether the block passes the bias to the gate as an argument"""
-
-
-def score_by_name(name: str) -> Callable[[Tensor], Tensor]:
-    """A score function that a probe recognised; "identity" ranks what the gate returns as it is."""
-    return _PROBED_SCORES[name]
 
 
 def probe_router(block: nn.Module, gate_name: str) -> RoutingSpec:
@@ -84,66 +40,18 @@ def probe_router(block: nn.Module, gate_name: str) -> RoutingSpec:
     return _Probe(block, gate_name).conclude()
 
 
-class _TopKLog(TorchFunctionMode):
-    """Keeps (input, k, indices) of every top-K."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[Tensor, int, Tensor]] = []
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        answer = func(*args, **(kwargs or {}))
-        if func in TOPK:
-            named = {**dict(zip(("input", "k"), args)), **(kwargs or {})}
-            self.seen.append((named["input"].detach().clone(), named["k"], answer[1].clone()))
-        return answer
-
-
-@dataclass
-class _ProbeRun:
-    seen: list[tuple[Tensor, int, Tensor]]
-    gate_output: tuple[Any, ...]
-    alone: bool
-    choice: tuple[Any, ...]
-    in_gate: bool
-
-
-class _RouterPath(nn.Module):
-    """The way of a token from hidden state to experts, without the experts."""
-
-    def __init__(self, block: nn.Module, gate_name: str) -> None:
-        super().__init__()
-        self.block = block
-        self.gate_name = gate_name
-
-    def forward(self, hidden: Tensor, bias_name: str | None) -> _ProbeRun:
-        gate = getattr(self.block, self.gate_name)
-        passed = () if bias_name is None else (getattr(self.block, bias_name),)
-        with _TopKLog() as watch:
-            output = gate.forward(hidden, *passed)  # past the hooks that others may have put on it
-            alone = isinstance(output, Tensor)
-            outputs = (output,) if alone else tuple(output)
-            route = getattr(self.block, "route_tokens_to_experts", None)
-            in_gate = bool(watch.seen) or route is None
-            choice = (
-                outputs
-                if in_gate or route is None
-                else tuple(route(*_route_arguments(route, hidden, outputs[0])))
-            )
-        return _ProbeRun(watch.seen, outputs, alone, choice, in_gate)
-
-
 class _Probe:
+    """The runs of one router, and what follows from them."""
+
     def __init__(self, block: nn.Module, gate_name: str) -> None:
-        self.stage = _RouterPath(block, gate_name)
+        self.path = RouterPath(block, gate_name)
         self.gate_name = gate_name
         self.rng = torch.Generator().manual_seed(0)
         self.tensors = self._random_tensors(block, getattr(block, gate_name))
         width = _hidden_size(getattr(block, gate_name))
         self.hidden = torch.randn(_PROBE_TOKENS, width, generator=self.rng)
         self.passed: str | None = None
+        """the block's vector that is passed to the gate, where it wants one"""
 
     def conclude(self) -> RoutingSpec:
         first = self._first_run()
@@ -155,20 +63,20 @@ class _Probe:
         if bias is not None:
             self._check_last_class(bias)
         score, logits_at = self._find_score(first, ranked, kept, bias)
-        groups, worth = _find_groups(first.seen, num_experts)
+        groups, worth = _find_groups(first.calls, num_experts)
         fill = None if kept.all() else float(ranked[~kept][0])
         name = None if bias is None else bias.removeprefix("block.")
         return RoutingSpec(
-            num_experts,
-            top_k,
-            groups,
-            worth,
-            fill,
-            score,
-            logits_at,
-            name,
-            first.in_gate,
-            self.passed is not None,
+            num_experts=num_experts,
+            top_k=top_k,
+            groups=groups,
+            group_worth=worth,
+            fill=fill,
+            score=score,
+            logits_at=logits_at,
+            bias=name,
+            in_gate=first.in_gate,
+            passed=self.passed is not None,
         )
 
     def _random_tensors(self, block: nn.Module, gate: nn.Module) -> dict[str, Tensor]:
@@ -176,26 +84,28 @@ class _Probe:
         prefix = f"block.{self.gate_name}."
         named = {prefix + name: value for name, value in _named_tensors(gate, recurse=True)}
         named |= {f"block.{name}": value for name, value in _named_tensors(block, recurse=False)}
-        return {name: self._random(value) for name, value in named.items()}
+        return {name: self._random_like(value) for name, value in named.items()}
 
-    def _random(self, value: Tensor) -> Tensor:
+    def _random_like(self, value: Tensor) -> Tensor:
+        """Normal numbers: of such a size that scores differ, and a bias does not decide alone."""
         if not value.is_floating_point():
             return torch.zeros(value.shape, dtype=value.dtype)
         spread = 0.1 if value.dim() < 2 or value.shape[0] == 1 else 2 * value.shape[-1] ** -0.5
         return spread * torch.randn(value.shape, generator=self.rng)
 
-    def _run(self, hidden: Tensor, tensors: dict[str, Tensor]) -> _ProbeRun:
-        was_training = [module for module in self.stage.modules() if module.training]
+    def _run(self, hidden: Tensor, tensors: dict[str, Tensor]) -> WatchedRun:
+        """Let the router choose with other tensors in place of its own, in evaluation mode."""
+        was_training = [module for module in self.path.modules() if module.training]
         try:
             for module in was_training:
                 module.training = False
             with torch.no_grad(), torch.autocast("cpu", enabled=False):
-                return functional_call(self.stage, tensors, (hidden.clone(), self.passed))
+                return functional_call(self.path, tensors, (hidden.clone(), self.passed))
         finally:
             for module in was_training:
                 module.training = True
 
-    def _first_run(self) -> _ProbeRun:
+    def _first_run(self) -> WatchedRun:
         """Some gates want (T, D), some (B, S, D); some are given the bias by their block."""
         vectors = [name.removeprefix("block.") for name in self.tensors if name.count(".") == 1]
         refusals = []
@@ -203,26 +113,27 @@ class _Probe:
             for hidden in (self.hidden, self.hidden.unsqueeze(0)):
                 self.passed = passed
                 try:
-                    outcome = self._run(hidden, self.tensors)
+                    run = self._run(hidden, self.tensors)
                 except (TypeError, ValueError, RuntimeError, IndexError) as error:
                     refusals.append(f"{type(error).__name__}: {error}")
                     continue
                 self.hidden = hidden
-                return outcome
+                return run
         raise NotByTopKError(f"it could not be called with hidden states alone ({refusals[0]})")
 
-    def _last_topk(self, outcome: _ProbeRun) -> tuple[Tensor, int, Tensor]:
-        if not outcome.seen:
+    def _last_topk(self, run: WatchedRun) -> TopKCall:
+        """The top-K over experts: (T, E) ranked, K, (T, K) indices."""
+        if not run.calls:
             raise NotByTopKError("it chooses without torch.topk")
-        ranked, top_k, indices = outcome.seen[-1]
-        return ranked.flatten(0, -2).float(), top_k, indices.flatten(0, -2)
+        ranked, top_k, indices = run.calls[-1]
+        return TopKCall(ranked.flatten(0, -2).float(), top_k, indices.flatten(0, -2))
 
-    def _find_bias(self, first: _ProbeRun, ranked: Tensor, kept: Tensor) -> str | None:
+    def _find_bias(self, first: WatchedRun, ranked: Tensor, kept: Tensor) -> str | None:
         """Move every vector of E numbers in turn: `ranked` follows the bias number by number, and
-        no gate follows it.
+        no gate weight follows it.
 
-        gpt_oss has a bias inside its logits, which moves the gates too: that is not one to balance
-        with.
+        gpt_oss has a bias inside its logits, which moves the gate weights too: it is no correction
+        bias.
         """
         found = [
             name
@@ -237,7 +148,8 @@ class _Probe:
             )
         return found[0] if found else None
 
-    def _follows(self, name: str, first: _ProbeRun, ranked: Tensor, kept: Tensor) -> bool:
+    def _follows(self, name: str, first: WatchedRun, ranked: Tensor, kept: Tensor) -> bool:
+        """Whether the ranking moves as the tensor `name` does, and nothing else moves with it."""
         nudge = 0.01 * torch.randn(self.tensors[name].shape, generator=self.rng)
         second = self._run(self.hidden, {**self.tensors, name: self.tensors[name] + nudge})
         moved, _, indices = self._last_topk(second)
@@ -249,46 +161,39 @@ class _Probe:
         return all(_same_rows(before, after, same) for before, after in outputs)
 
     def _find_score(
-        self, outcome: _ProbeRun, ranked: Tensor, kept: Tensor, bias: str | None
+        self, run: WatchedRun, ranked: Tensor, kept: Tensor, bias: str | None
     ) -> tuple[str | None, int | None]:
+        """The score function, and which output of the gate holds the logits it acts on."""
         scores = ranked if bias is None else ranked - self.tensors[bias].flatten()
-        for place, output in enumerate(outcome.gate_output):
+        for place, output in enumerate(run.gate_output):
             if (
                 not isinstance(output, Tensor)
                 or output.shape[-1] != ranked.shape[-1]
                 or output.numel() != ranked.numel()
             ):
                 continue
-            for name, function in _PROBED_SCORES.items():
-                if (
-                    (function(output.reshape(ranked.shape)) - scores).abs()[kept] < _TOLERANCE
-                ).all():
-                    return name, (-1 if outcome.alone else place)
+            for name, function in PROBED_SCORES.items():
+                error = (function(output.reshape(ranked.shape)) - scores).abs()[kept]
+                if (error < _TOLERANCE).all():
+                    return name, (-1 if run.returns_alone else place)
         return None, None
 
     def _check_last_class(self, bias: str) -> None:
-        """Let everybody choose the last class, where those that are no experts stand."""
+        """Let every token choose the last class, where families put classes that are no experts."""
         raised = self.tensors[bias].clone()
         raised.view(-1)[-1] += 10.0
-        outcome = self._run(self.hidden, {**self.tensors, bias: raised})
-        self._check_choice(outcome, self._last_topk(outcome)[2])
+        run = self._run(self.hidden, {**self.tensors, bias: raised})
+        self._check_choice(run, self._last_topk(run)[2])
 
-    def _check_choice(self, outcome: _ProbeRun, indices: Tensor) -> None:
-        """What is handed to the experts must be what the top-K chose: zaya rewrites it, and would
-        be counted wrongly.
+    def _check_choice(self, run: WatchedRun, indices: Tensor) -> None:
+        """What the experts are called with must be what the top-K chose: zaya rewrites it, and
+        would be counted wrongly.
         """
-        for output in outcome.choice:
+        for output in run.choice:
             if isinstance(output, Tensor) and output.dtype in (torch.int64, torch.int32):
                 if not torch.equal(output.reshape(indices.shape).long(), indices):
                     raise NotByTopKError("it rewrites its choice after the top-K")
                 return
-
-
-def _route_arguments(
-    route: Callable[..., Any], hidden: Tensor, logits: Tensor
-) -> tuple[Tensor, ...]:
-    """A block's method takes the logits, or the hidden states and the logits."""
-    return (logits,) if len(inspect.signature(route).parameters) == 1 else (hidden, logits)
 
 
 def _named_tensors(module: nn.Module, recurse: bool) -> list[tuple[str, Tensor]]:
@@ -309,6 +214,7 @@ def _same_rows(before: object, after: object, rows: Tensor) -> bool:
 
 
 def _hidden_size(gate: nn.Module) -> int:
+    """D, as the gate says it, or the width of its first matrix."""
     for name in ("hidden_dim", "hidden_size"):
         if isinstance(getattr(gate, name, None), int):
             return int(getattr(gate, name))
@@ -323,19 +229,17 @@ def _is_score(ranked: Tensor) -> Tensor:
     return torch.isfinite(ranked) & (ranked != 0)
 
 
-def _find_groups(
-    seen: list[tuple[Tensor, int, Tensor]], num_experts: int
-) -> tuple[Groups | None, str | None]:
-    for place, (values, keep, _) in enumerate(seen[:-1]):
+def _find_groups(calls: Sequence[TopKCall], num_experts: int) -> tuple[Groups | None, str | None]:
+    """The groups, and what a group is chosen by, from the calls before the last."""
+    for place, (values, keep, _) in enumerate(calls[:-1]):
         number = values.shape[-1]
         if values.dim() == 2 and number < num_experts and num_experts % number == 0:
-            before = seen[place - 1] if place else None
-            inside = (
+            before = calls[place - 1] if place else None
+            by_top2 = (
                 before is not None
-                and before[0].shape[-2:] == (number, num_experts // number)
-                and before[1] == 2
+                and before.values.shape[-2:] == (number, num_experts // number)
+                and before.top_k == 2
             )
-            return (None if keep == number else Groups(number, keep)), (
-                "top2" if inside else "other"
-            )
+            groups = None if keep == number else Groups(number, keep)
+            return groups, "top2" if by_top2 else "other"
     return None, None

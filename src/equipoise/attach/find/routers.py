@@ -1,18 +1,16 @@
 """Find the routers of a model by structure.
 
 A block that routes has a child called `experts` and, beside it, one child that chooses: the gate.
-What the gate does is learnt by watching it (probe.py). There is no list of families: one that
-appears tomorrow is found if it is built alike.
+What the gate does is learnt by watching it (probe.py). There is no list of families: a new one is
+found if it is built alike, and the few exceptions are in quirks.py.
 
-A gate that cannot be balanced is never passed over in silence: hash routers, which look experts up
-by token, are listed as left alone; anything else raises with its name, unless the caller leaves it
-out by `skip`.
+A gate that cannot be balanced is always reported: hash routers, which look experts up by token, are
+listed as left alone; anything else raises with its name, unless the caller leaves it out by `skip`.
 """
 
 from __future__ import annotations
 
 import fnmatch
-import inspect
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,14 +20,11 @@ import torch
 from torch import nn
 
 from equipoise.attach.find.bias import Bias
-from equipoise.attach.find.probe import NotByTopKError, RoutingSpec, probe_router
+from equipoise.attach.find.probe import NotByTopKError, probe_router
+from equipoise.attach.find.quirks import BIAS_NAMES, is_hash_router
+from equipoise.attach.find.routing_spec import RoutingSpec
 
-BIAS_NAMES = ("e_score_correction_bias", "expert_bias")
-"""what transformers calls it: where a block has one and the probe does not see it act, something is
-wrong
-"""
-
-# what others put around a model or a module; never part of a router's name
+# names that wrappers add to a module's path; never part of a router's name
 _WRAPPERS = re.compile(
     r"\b(base_model\.model|module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
 )
@@ -60,6 +55,8 @@ class LeftAlone(NamedTuple):
 
 
 class FoundRouters(NamedTuple):
+    """What `find_routers` returns."""
+
     routers: list[FoundRouter]
     left_alone: list[LeftAlone]
 
@@ -88,7 +85,7 @@ def find_routers(model: nn.Module, skip: Sequence[str] = ()) -> FoundRouters:
             found.left_alone.append(
                 LeftAlone(name, "nothing beside its experts chooses among them")
             )
-        elif _is_hash_router(getattr(block, gate_name)):
+        elif is_hash_router(getattr(block, gate_name)):
             found.left_alone.append(LeftAlone(name, "hash router: experts are looked up by token"))
         else:
             found.routers.append(_describe_router(model, path, block, gate_name))
@@ -112,6 +109,7 @@ def plain_name(path: str) -> str:
 
 
 def _find_gate(name: str, block: nn.Module) -> str | None:
+    """The name of the child that chooses, or None where no child does."""
     named = [
         child_name
         for child_name, child in block.named_children()
@@ -123,8 +121,7 @@ def _find_gate(name: str, block: nn.Module) -> str | None:
     if len(named) > 1:
         raise ValueError(
             f"{name} has several modules that may be its router: {', '.join(named)}. Leave it "
-            "out by "
-            f"skip=[{name!r}], and tell us about this family"
+            f"out by skip=[{name!r}], and report this family"
         )
     return named[0] if named else None
 
@@ -134,10 +131,6 @@ def _looks_like_a_gate(name: str, child: nn.Module) -> bool:
     return ("gate" in words or "router" in words) and "shared" not in name and "norm" not in name
 
 
-def _is_hash_router(gate: nn.Module) -> bool:
-    return "input_ids" in inspect.signature(gate.forward).parameters
-
-
 def _describe_router(model: nn.Module, path: str, block: nn.Module, gate_name: str) -> FoundRouter:
     name = plain_name(path)
     try:
@@ -145,8 +138,7 @@ def _describe_router(model: nn.Module, path: str, block: nn.Module, gate_name: s
     except NotByTopKError as error:
         raise ValueError(
             f"{name}.{gate_name} ({type(getattr(block, gate_name)).__name__}) cannot be "
-            f"balanced: {error}. Leave it out by "
-            f"skip=[{name!r}]"
+            f"balanced: {error}. Leave it out by skip=[{name!r}]"
         ) from None
     bias = None if spec.bias is None else _locate_bias(block, spec.bias, path)
     _check_bias(name, block, gate_name, spec)
@@ -155,6 +147,7 @@ def _describe_router(model: nn.Module, path: str, block: nn.Module, gate_name: s
 
 
 def _locate_bias(block: nn.Module, inside: str, path: str) -> Bias:
+    """The bias at `inside`, a name within the block, which is at `path` in the model."""
     *parents, attribute = inside.split(".")
     owner = block.get_submodule(".".join(parents))
     return Bias(
@@ -165,6 +158,7 @@ def _locate_bias(block: nn.Module, inside: str, path: str) -> Bias:
 
 
 def _check_bias(name: str, block: nn.Module, gate_name: str, spec: RoutingSpec) -> None:
+    """A bias by its name must act as one: else the probe has misunderstood this router."""
     gate = getattr(block, gate_name)
     own = [*block.named_buffers(recurse=False), *block.named_parameters(recurse=False)]
     inner = [*gate.named_buffers(), *gate.named_parameters()]
@@ -187,4 +181,5 @@ def _enclosing_layer(model: nn.Module, path: str) -> nn.Module:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
+    """ "float32" for torch.float32."""
     return str(dtype).removeprefix("torch.")

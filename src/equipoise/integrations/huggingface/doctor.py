@@ -4,8 +4,8 @@ A bias adds one number per expert, and only differences matter: a common offset 
 costs digits, and bf16 has eight of them. So for every layer: what is stored, how far it is spread,
 how many values are left in bf16, and how many tokens would choose other experts if it were rounded.
 
-The last needs scores. Recorded ones are taken from a trace. Without, a model is stated: hidden
-states with independent standard normal coordinates (what an RMS norm hands to a router), through
+The last needs scores. Recorded ones are taken from a trace. Without a trace they are drawn: hidden
+states with independent standard normal coordinates (what an RMS norm passes to a router), through
 the gate's own weights; where these are not found, logits that are standard normal themselves.
 """
 
@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from equipoise.attach.find.probe import score_by_name
 from equipoise.attach.find.routers import dtype_name
+from equipoise.attach.find.routing_spec import score_by_name
 from equipoise.attach.tables import text_table
 from equipoise.integrations.huggingface.checkpoint import (
     RoutingConfig,
@@ -30,7 +30,14 @@ from equipoise.integrations.huggingface.checkpoint import (
 from equipoise.routing import route
 from equipoise.trace import Trace
 
+ScoreSource = Literal["trace", "gate", "normal"]
+"""recorded; drawn through the gate's own weights; drawn as logits"""
+
 SAMPLED_TOKENS = 2048
+_DOCTOR_HEADER = (
+    "layer", "stored", "experts", "offset", "spread", "values", "in bf16", "changed", "centred",
+    "scores",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -52,25 +59,29 @@ class Finding:
     moved: bool
     """whether any value is not 0"""
     changed_bf16: float
-    """share of tokens that would choose other experts after rounding; where bf16 is stored already,
-    that have, by estimate
+    """share of tokens that would choose other experts after rounding; where the bias is stored in
+    bf16 already, an estimate of those that did
     """
     changed_centred: float
-    """the same, if the common offset is taken off first"""
-    scores: str
+    """the same, if the common offset is subtracted first"""
+    scores: ScoreSource
     """where the scores came from: trace, gate or normal"""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
+    """What `doctor` found in a checkpoint; `print` it for a table."""
+
     family: str
     top_k: int
     score: str
     groups: tuple[int, int] | None
+    """(number, kept)"""
     findings: list[Finding]
     advice: list[str]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -89,22 +100,10 @@ class Diagnosis:
             ]
             for each in self.findings
         ]
-        header = [
-            "layer",
-            "stored",
-            "experts",
-            "offset",
-            "spread",
-            "values",
-            "in bf16",
-            "changed",
-            "centred",
-            "scores",
-        ]
         how = f"{self.family}: top-{self.top_k} by {self.score} + bias"
         how += "" if self.groups is None else f", {self.groups[1]} of {self.groups[0]} groups"
         return "\n".join(
-            [how, "", text_table(header, rows), "", *(f"- {line}" for line in self.advice)]
+            [how, "", text_table(_DOCTOR_HEADER, rows), "", *(f"- {line}" for line in self.advice)]
         )
 
 
@@ -174,18 +173,19 @@ def _sample_scores(
     trace: Trace | None,
     tokens: int,
     rng: torch.Generator,
-) -> tuple[Tensor, str]:
+) -> tuple[Tensor, ScoreSource]:
+    """(T, E) scores of a layer, and where they came from."""
     if trace is not None:
         return _recorded_scores(trace, stored), "trace"
+    score = score_by_name(config.score)
     if stored.gate is None:
-        logits, source = torch.randn(tokens, stored.bias.numel(), generator=rng), "normal"
-    else:
-        weight = stored.gate.float()
-        logits, source = torch.randn(tokens, weight.shape[1], generator=rng) @ weight.T, "gate"
-    return score_by_name(config.score)(logits), source
+        return score(torch.randn(tokens, stored.bias.numel(), generator=rng)), "normal"
+    weight = stored.gate.float()
+    return score(torch.randn(tokens, weight.shape[1], generator=rng) @ weight.T), "gate"
 
 
 def _recorded_scores(trace: Trace, stored: StoredBias) -> Tensor:
+    """All scores that a trace kept of a layer; its names may lack a prefix of the checkpoint's."""
     names = [
         name for name in trace.layers if name == stored.layer or stored.layer.endswith(f".{name}")
     ]
@@ -194,7 +194,7 @@ def _recorded_scores(trace: Trace, stored: StoredBias) -> Tensor:
     kept = [trace.record(names[0], step).scores for step in trace.steps(names[0])]
     rows = torch.cat([torch.as_tensor(scores) for scores in kept]).float()
     if not len(rows):
-        raise ValueError(f"the trace kept no scores of {names[0]}: record it with scores=256 or so")
+        raise ValueError(f"the trace kept no scores of {names[0]}: record it with trace_scores=256")
     return rows
 
 
@@ -218,46 +218,42 @@ def _undo_rounding(bias: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _give_advice(findings: list[Finding]) -> list[str]:
-    still = [each for each in findings if not each.moved]
-    rounded = [each for each in findings if each.dtype in ("bfloat16", "float16") and each.moved]
-    fragile = [
-        each for each in findings if each.moved and each not in rounded and each.changed_bf16 > 0.01
-    ]
+    moved = [each for each in findings if each.moved]
+    rounded = [each for each in moved if each.dtype in ("bfloat16", "float16")]
+    fragile = [each for each in moved if each not in rounded and each.changed_bf16 > 0.01]
     offset = [
         each
-        for each in findings
-        if each.moved
-        and abs(each.mean) > each.spread
-        and each.changed_bf16 > 2 * each.changed_centred
+        for each in moved
+        if abs(each.mean) > each.spread and each.changed_bf16 > 2 * each.changed_centred
     ]
     lines = []
-    if still:
+    if still := len(findings) - len(moved):
         lines.append(
-            f"{len(still)} of {len(findings)} biases are exactly 0: they never moved. Training "
-            "with transformers does not move "
-            "them; equipoise.balance(model) does"
+            f"{still} of {len(findings)} biases are exactly 0: they never moved. Training with "
+            "transformers does not move them; equipoise.balance(model) does"
         )
     if rounded:
-        worst = max(rounded, key=lambda each: each.changed_bf16)
+        worst = _most_changed(rounded)
         lines.append(
             f"{len(rounded)} biases are stored in {rounded[0].dtype}: digits are lost for good "
-            "(an estimated "
-            f"{worst.changed_bf16:.1%} of tokens chose other experts before, in {worst.layer}). "
-            "Store and load them in float32"
+            f"(an estimated {worst.changed_bf16:.1%} of tokens chose other experts before, in "
+            f"{worst.layer}). Store and load them in float32"
         )
     if fragile:
-        worst = max(fragile, key=lambda each: each.changed_bf16)
+        worst = _most_changed(fragile)
         lines.append(
             f"do not cast these to bf16: {worst.changed_bf16:.1%} of tokens would choose other "
-            f"experts in {worst.layer}; "
-            f"there {worst.distinct} values become {worst.distinct_bf16}. "
-            "model.to(torch.bfloat16) casts them"
+            f"experts in {worst.layer}; there {worst.distinct} values become "
+            f"{worst.distinct_bf16}. model.to(torch.bfloat16) casts them"
         )
     if offset:
         lines.append(
             f"{len(offset)} biases have a common offset larger than their spread, which changes "
-            "no choice and costs digits. "
-            "Subtract each layer's mean before rounding (free where groups are masked with -inf: "
-            "transformers 5.6 and later)"
+            "no choice and costs digits. Subtract each layer's mean before rounding (free where "
+            "groups are masked with -inf: transformers 5.6 and later)"
         )
     return lines or ["nothing to worry about"]
+
+
+def _most_changed(findings: list[Finding]) -> Finding:
+    return max(findings, key=lambda each: each.changed_bf16)

@@ -1,0 +1,46 @@
+"""Exceptions of families stand in one file, and are of families that exist."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import equipoise
+from equipoise.attach.find.quirks import CHECKPOINT_QUIRKS, checkpoint_quirk
+from equipoise.attach.find.routing_spec import PROBED_SCORES
+from tests.attach.families import WITH_BIAS, WITHOUT_BIAS
+
+PACKAGE = Path(equipoise.__file__).parent
+FILES = [*PACKAGE.glob("attach/**/*.py"), *PACKAGE.glob("integrations/**/*.py")]
+FAMILIES = {family.name for family in WITH_BIAS + WITHOUT_BIAS}
+
+
+def constants_that_run(tree):
+    """Constants that are no docstrings."""
+    written = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and id(node) not in written:
+            yield node.value
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_other_file_names_a_family(path):
+    if path.name != "quirks.py":
+        assert not FAMILIES & set(constants_that_run(ast.parse(path.read_text())))
+
+
+def test_a_family_in_another_file_would_be_seen():
+    text = 'def f(config):\n    "deepseek_v4"\n    return config.model_type == "mixtral"'
+    assert FAMILIES & set(constants_that_run(ast.parse(text))) == {"mixtral"}
+
+
+@pytest.mark.parametrize("name", CHECKPOINT_QUIRKS)
+def test_quirks_are_of_families_that_exist(name):
+    assert name.removesuffix("_text") in FAMILIES
+    quirk = checkpoint_quirk(name)
+    assert quirk.score is None or quirk.score in PROBED_SCORES
+    assert quirk != checkpoint_quirk("a family without quirks")
