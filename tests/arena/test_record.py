@@ -77,6 +77,8 @@ def test_recorded_scores_are_the_models(trained, monkeypatch, tmp_path):
     assert kept.scores.shape == (64, 8)
     np.testing.assert_allclose(kept.scores.sum(1), 1, rtol=1e-5)
     assert Recorded.of(tmp_path / "scores", 1).block == 16
+    # a training's own trace says how long sequences are too, so that nobody has to guess
+    assert Recorded.of(trained / "deepseek/trace", 1).block == 16
 
 
 def test_folders_that_are_no_trainings_are_told(tmp_path):

@@ -105,6 +105,7 @@ def test_loads_are_the_models_own(saved, place, tmp_path, name):
     assert list(trace.layers) == list(counted)
     groups = trace.about["groups"]
     assert groups == ([4, 2] if name == "deepseek_v3" else None)
+    assert trace.sequence_length == LENGTH
     for layer, loads in counted.items():
         for step in trace.steps(layer):
             record_ = trace.record(layer, step)

@@ -10,13 +10,13 @@ from equipoise.arena.streams.recorded import Recorded
 from equipoise.trace import TraceError, TraceWriter
 
 
-def write(folder, whole, steps=5, rows=96, seed=0, **about):
+def write(folder, whole, steps=5, rows=96, tokens=None, seed=0, **about):
     dice = np.random.default_rng(seed)
     batches = dice.random((steps, rows, 8), np.float32)
     with TraceWriter(folder, top_k=2, layers=["first", "second"], about=about) as writer:
         for layer in ("first", "second"):
             for step, scores in enumerate(batches, 1):
-                loads = np.full(8, 2 * rows // 8)
+                loads = np.full(8, 2 * (tokens or rows) // 8)
                 writer.append(
                     step,
                     layer,
@@ -45,6 +45,12 @@ def test_names_find_layers(tmp_path):
     assert {stream.block for stream in streams} == {16}
     assert {stream.steps for stream in streams} == {3}
     assert [stream.name for stream in catalogue.find(f"{tmp_path}/run:second")] == ["run:second"]
+
+
+def test_a_sample_has_not_whole_sequences(tmp_path):
+    """Every second token of 192 was kept, so 16 rows are of two sequences: 32 blocks, as if unknown."""
+    write(tmp_path / "trace", whole=False, tokens=192, sequence_length=16)
+    assert Recorded.of(tmp_path / "trace").block == 96 // 32
 
 
 def test_a_trace_without_scores_is_told(tmp_path):

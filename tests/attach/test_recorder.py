@@ -48,6 +48,30 @@ def test_records_agree_with_what_was_routed(name, rule, tmp_path):
             )
 
 
+@pytest.mark.parametrize("rule", ["moonlight", "smebu", "adagrad", "mirror"])
+def test_every_rule_that_follows_the_gap_has_step_sizes(rule, tmp_path):
+    """As `equipoise train` records them: centred and averaged steps are multiples of the gap too."""
+    balancing = equipoise.balance(tiny("deepseek_v3"), rule, trace=tmp_path)
+    train(balancing)
+    trace = Trace.open(tmp_path)
+    for layer in trace.layers:
+        record = trace.record(layer, 3)
+        gap = record.loads.mean() - record.loads
+        moved = record.shift_after.astype(float) - record.shift
+        np.testing.assert_allclose((record.step_size * gap)[gap != 0], moved[gap != 0], rtol=1e-12)
+
+
+def test_an_annealed_shift_has_no_step_size(tmp_path):
+    """It is also multiplied, which is no step of the rule; up to the last step of the annealing."""
+    balancing = equipoise.balance(tiny("mixtral"), trace=tmp_path)
+    train(balancing, steps=1)
+    balancing.anneal(2)
+    train(balancing, steps=2, first=1)
+    trace = Trace.open(tmp_path)
+    missing = [np.isnan(trace.record(0, step).step_size).all() for step in (1, 2, 3)]
+    assert missing == [False, True, True]
+
+
 def test_few_scores_are_kept(tmp_path):
     balancing = equipoise.balance(tiny("deepseek_v3"), trace=tmp_path, trace_scores=5)
     forward(balancing.model, batch(9)).backward()
@@ -86,6 +110,7 @@ def test_the_header_has_target_and_groups(tmp_path):
     trace = Trace.open(tmp_path)
     assert list(trace.target) == target
     assert tuple(trace.about["groups"]) == balancing.routers[0].found.spec.groups
+    assert trace.about["sequence_length"] is None
     record = trace.record(0, 3)
     gap = np.array(target) / 11 * record.loads.sum() - record.loads
     np.testing.assert_allclose(record.shift_after - record.shift, record.step_size * gap, atol=1e-6)

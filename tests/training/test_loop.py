@@ -107,6 +107,7 @@ def test_the_trace_holds_every_step(micro):
     train(config)
     trace = Trace.open(Path(config.out) / "trace")
     assert trace.layers == ("blocks.1", "blocks.2")
+    assert trace.sequence_length == config.model.sequence_length
     records = [trace.record(0, step) for step in trace.steps(0)]
     assert [record.step for record in records] == list(range(1, 9))
     for record, later in itertools.pairwise(records):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from equipoise.model import DeepSeekMoE
 from equipoise.routing import route
-from equipoise.trace import Trace, TraceWriter
+from equipoise.trace import Trace, TraceAbout, TraceWriter
 from equipoise.training.config import Config
 from equipoise.training.data.batches import Batches
 from equipoise.training.data.corpus import Corpus, prepare
@@ -60,13 +60,13 @@ def record_run(
         _tokens(opened.corpus, config, data), config.model.sequence_length, size, config.seed
     )
     batches = min(batches, _whole_batches(texts))
-    about = {
-        "gate": config.model.score,
-        "model": str(run),
-        "step": opened.step,
-        "data": data or config.data,
-    }
-    about["sequence_length"] = config.model.sequence_length
+    about = TraceAbout(
+        gate=config.model.score,
+        sequence_length=config.model.sequence_length,
+        model=str(run),
+        step=opened.step,
+        data=data or config.data,
+    )
     names = choose_layers(list(net.moe_layers), layers)
     with TraceWriter(out, top_k=config.model.top_k, layers=names, about=about) as writer:
         for number in range(batches):

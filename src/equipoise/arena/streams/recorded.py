@@ -91,17 +91,14 @@ class Recorded(Stream):
 
 def _block(trace: Trace, layer: int, step: int) -> int:
     """How many successive rows of scores are of one sequence: tokens of a text are not independent.
-    If the trace does not say how long sequences are, 32 pieces of the batch stand for them.
+
+    A sample has fewer rows of each sequence than it has tokens, and may be of one rank only. There,
+    and where the trace does not say how long sequences are, 32 pieces of the batch stand for them.
     """
-    rows = len(trace.scores(layer, step))
-    tokens = int(trace.loads(layer, step).sum()) // trace.top_k
-    if trace.sequence_length is not None and tokens:
-        # of every n-th token only the n-th part of a sequence is there, and less than one of some
-        length, rest = divmod(trace.sequence_length * rows, tokens)
-        if not rest and 0 < length <= rows // 2 and rows % length == 0:
-            return length
-        if length == 0:
-            return 1
+    rows, length = len(trace.scores(layer, step)), trace.sequence_length
+    complete = rows * trace.top_k == int(trace.loads(layer, step).sum())
+    if complete and length is not None and length <= rows // 2 and rows % length == 0:
+        return length
     return max(1, rows // FEWEST_BLOCKS)
 
 

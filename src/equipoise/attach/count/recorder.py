@@ -15,11 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from equipoise.attach.count.balanced_router import BalancedRouter
-from equipoise.balancing.shift.directions import LoadGap
-from equipoise.balancing.shift.geometry import euclidean
-from equipoise.balancing.shift.parts import Clip, Scale, Sign, Tanh
+from equipoise.balancing.shift.applied_step_size import applied_step_size
 from equipoise.routing import Tally
-from equipoise.trace import TraceWriter, is_trace
+from equipoise.trace import TraceAbout, TraceWriter, is_trace
 
 if TYPE_CHECKING:
     from equipoise.attach.balance import Balancing
@@ -46,6 +44,7 @@ class Recorder:
         self.folder, self.rows = Path(folder), rows
         self._samples: dict[str, list[Tensor]] = {}
         self._before: dict[str, Tensor] = {}
+        self._annealed: set[str] = set()
         self._writer: TraceWriter | None = None
         if _is_writer():
             for router in balancing.routers:
@@ -61,6 +60,7 @@ class Recorder:
         self._before = {
             router.name: router.balancer.shift.cpu().clone() for router in balancing.routers
         }
+        self._annealed = {router.name for router in balancing.routers if router.anneal_left}
 
     def after(self, balancing: Balancing, tallies: Mapping[str, Tally]) -> None:
         samples, self._samples = self._samples, {}
@@ -72,13 +72,17 @@ class Recorder:
             loads = tallies[router.name].loads.cpu()
             shift, shift_after = self._before[router.name], router.balancer.shift.cpu()
             rows = samples.get(router.name)
+            step_size = applied_step_size(router.balancer, loads, shift, shift_after)
+            if router.name in self._annealed:
+                # the shift was also multiplied, which is no step of the rule
+                step_size = None
             self._writer.append(
                 balancing.steps,
                 router.name,
                 shift=shift.numpy(),
                 shift_after=shift_after.numpy(),
                 loads=loads.numpy(),
-                step_size=_step_size(router, loads, shift_after - shift),
+                step_size=None if step_size is None else step_size.numpy(),
                 scores=None if rows is None else _thin_rows(torch.cat(rows), self.rows).numpy(),
             )
 
@@ -94,17 +98,18 @@ class Recorder:
             return TraceWriter.resume(self.folder, after=balancing.steps - 1)
         first = balancing.routers[0]
         spec = first.found.spec
-        about: dict[str, object] = {
-            "model": type(balancing.model).__name__,
-            "balancer": balancing.name,
-            "gate": spec.score,
-        }
-        about["groups"] = None if spec.groups is None else list(spec.groups)
-        names = [router.name for router in balancing.routers]
+        # batches come from the user's own loop, so nobody knows how long their sequences are
+        about = TraceAbout(
+            gate=spec.score,
+            sequence_length=None,
+            groups=spec.groups,
+            balancer=balancing.name,
+            model=type(balancing.model).__name__,
+        )
         return TraceWriter(
             self.folder,
             top_k=first.balancer.top_k,
-            layers=names,
+            layers=[router.name for router in balancing.routers],
             about=about,
             target=_common_target(balancing),
         )
@@ -131,20 +136,3 @@ def _is_writer() -> bool:
 
 def _thin_rows(rows: Tensor, most: int) -> Tensor:
     return rows[:: max(1, -(-len(rows) // most))] if most else rows[:0]
-
-
-def _step_size(router: BalancedRouter, loads: Tensor, moved: Tensor) -> list[float] | None:
-    """shift_after = shift + step_size * gap, where a rule acts on each expert's own gap; None for
-    the others.
-    """
-    balancer = router.balancer
-    own = all(isinstance(part, Sign | Scale | Tanh | Clip) for part in balancer.parts)
-    if (
-        not own
-        or not isinstance(balancer.direction, LoadGap)
-        or balancer.geometry is not euclidean
-        or router.anneal_left
-    ):
-        return None
-    gap = balancer.target.gap(loads.to(balancer.target.weights.device)).cpu()
-    return torch.where(gap != 0, moved.double() / gap, 0.0).tolist()

@@ -21,11 +21,12 @@ from torch import Tensor
 
 from equipoise.attach.balance import Balancing
 from equipoise.attach.count.balanced_router import BalancedRouter
+from equipoise.attach.find.probe import RoutingSpec
 from equipoise.attach.find.routers import find_routers
 from equipoise.integrations.huggingface.checkpoint import weight_files
 from equipoise.integrations.huggingface.reading import read_batches
 from equipoise.storage.optional import import_optional
-from equipoise.trace import Trace, TraceError, TraceWriter, is_trace
+from equipoise.trace import Trace, TraceAbout, TraceError, TraceWriter, is_trace
 from equipoise.training.scores import choose_layers
 
 TOKENIZER_FILES = (
@@ -87,18 +88,15 @@ def record_model(
         ):
             seen = listener.hear(ids)
             if writer is None:
-                about = {
-                    "model": str(folder),
-                    "family": config.model_type,
-                    "data": data,
-                    "sequence_length": length,
-                }
-                writer = TraceWriter(
-                    out,
-                    top_k=listener.top_k,
-                    layers=listener.names,
-                    about={**about, **listener.about},
+                about = TraceAbout(
+                    gate=listener.spec.score,
+                    sequence_length=length,
+                    groups=listener.spec.groups,
+                    model=str(folder),
+                    family=config.model_type,
+                    data=data,
                 )
+                writer = TraceWriter(out, top_k=listener.top_k, layers=listener.names, about=about)
             for router in listener.routers:
                 _append_record(writer, number, router, *seen[router.name])
             on_batch()
@@ -130,9 +128,9 @@ class _ScoreListener:
         return self.routers[0].balancer.top_k
 
     @property
-    def about(self) -> dict[str, Any]:
-        spec = self.routers[0].found.spec
-        return {"gate": spec.score, "groups": None if spec.groups is None else list(spec.groups)}
+    def spec(self) -> RoutingSpec:
+        """How the routers choose, all alike."""
+        return self.routers[0].found.spec
 
     def hear(self, ids: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """(experts, scores) of every router, of one forward."""

@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from equipoise.balancing import Dual
-from equipoise.balancing.shift.directions import LoadGap
-from equipoise.trace import TraceWriter, is_trace
+from equipoise.balancing.shift.applied_step_size import applied_step_size
+from equipoise.trace import TraceAbout, TraceWriter, is_trace
 from equipoise.training.observers.base import Observer
-from equipoise.training.trainer import LayerStep, Trainer, TrainingStep
+from equipoise.training.trainer import Trainer, TrainingStep
 
 
 class TraceRecorder(Observer):
@@ -31,13 +30,14 @@ class TraceRecorder(Observer):
             self.folder,
             top_k=config.model.top_k,
             layers=list(self.trainer.balancers),
-            about={
-                "gate": config.model.score,
-                "balancer": config.balancer,
-                "update_rate": config.update_rate,
-                "balancer_options": config.balancer_options,
-                "seed": config.seed,
-            },
+            about=TraceAbout(
+                gate=config.model.score,
+                sequence_length=config.model.sequence_length,
+                balancer=config.balancer,
+                update_rate=config.update_rate,
+                balancer_options=config.balancer_options,
+                seed=config.seed,
+            ),
         )
 
     def stepped(self, step: TrainingStep, seconds: float) -> None:
@@ -51,13 +51,15 @@ class TraceRecorder(Observer):
                 else self.config.trace_scores
             )
             sample = _spread_rows(layer.scores, rows)
+            balancer = self.trainer.balancers[layer.name]
+            step_size = applied_step_size(balancer, layer.loads, layer.shift, layer.shift_after)
             self._writer.append(
                 step.number,
                 layer.name,
                 shift=layer.shift.numpy(),
                 shift_after=layer.shift_after.numpy(),
                 loads=layer.loads.numpy(),
-                step_size=self._step_size(layer),
+                step_size=None if step_size is None else step_size.numpy(),
                 scores=sample,
                 whole=sample is not None
                 and len(sample) * self.config.model.top_k == int(layer.loads.sum()),
@@ -65,17 +67,6 @@ class TraceRecorder(Observer):
 
     def close(self) -> None:
         self._writer.close()
-
-    def _step_size(self, layer: LayerStep) -> np.ndarray | None:
-        """What multiplied each expert's gap in tokens, for rules that follow the gap: the paper's
-        epsilon_k (eq. 7).
-        """
-        balancer = self.trainer.balancers[layer.name]
-        if not isinstance(balancer, Dual) or not isinstance(balancer.direction, LoadGap):
-            return None
-        gap = balancer.target.gap(layer.loads.to(balancer.steps.device)).cpu().numpy()
-        moved = (layer.shift_after.double() - layer.shift.double()).numpy()
-        return np.divide(moved, gap, out=np.zeros_like(gap), where=gap != 0)
 
 
 def _spread_rows(scores: torch.Tensor | None, rows: int) -> np.ndarray | None:
