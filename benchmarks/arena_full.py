@@ -25,9 +25,10 @@ import torch
 from scipy import stats
 
 import equipoise
-from equipoise.arena.cells import Cell, StreamReference, run_cells
+from equipoise.arena.cells import Cell, run_cells
 from equipoise.arena.contest import plan_cells
-from equipoise.arena.floor import floor
+from equipoise.arena.floor import imbalance_floor
+from equipoise.arena.reference import StreamReference
 from equipoise.arena.streams.stream import Stream, catalogue
 from equipoise.results.arena import CellResult
 from equipoise.trace import Trace
@@ -83,7 +84,7 @@ def seeded(name: str, seeds: int, steps: int | None) -> list[Stream]:
     return [
         stream
         for seed in range(seeds + 1)
-        for stream in catalogue.find(name, seed=seed, steps=steps)
+        for stream in catalogue.find_streams(name, seed=seed, steps=steps)
     ]
 
 
@@ -105,7 +106,9 @@ def recorded(folder: Path, runs: int, steps: int) -> dict[str, list[Stream]]:
                 equipoise.preset("tiny", steps=steps, seed=seed, out=str(out), resume=True, **kept)
             )
         for layer in Trace.open(out / "trace").layers:
-            found.setdefault(f"{RECORDED} {layer}", []).extend(catalogue.find(f"{out}:{layer}"))
+            found.setdefault(f"{RECORDED} {layer}", []).extend(
+                catalogue.find_streams(f"{out}:{layer}")
+            )
     return found
 
 
@@ -113,7 +116,7 @@ def compare(name: str, streams: list[Stream], tally_every: int, grid: Rates) -> 
     """Tune on the first, meet on the others."""
     first, *others = streams
     rivals = tune(first, tally_every, grid)
-    level, seen = floor(first), []
+    level, seen = imbalance_floor(first), []
     for stream in others:
         cells = [Cell(stream, cell.balancer, cell.rate, 1, tally_every) for cell in rivals]
         seen.append(

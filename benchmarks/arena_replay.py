@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 import equipoise
-from equipoise.arena.cells import Cell, StreamReference, run_cells
+from equipoise.arena.cells import Cell, run_cells
+from equipoise.arena.reference import StreamReference
 from equipoise.arena.streams import catalogue
 
 RULES = {"deepseek": 1e-3, "quantile": 1.0, "curvature": None}
@@ -40,7 +41,7 @@ def replayed(folder: Path, rule: str) -> np.ndarray:
             next(
                 run_cells([Cell(stream, rule, RULES[rule], 1)], StreamReference(1.0, {"0": 1.0}))
             ).imbalance
-            for stream in catalogue.find(str(folder))
+            for stream in catalogue.find_streams(str(folder))
         ]
     )
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import equipoise
-from equipoise.arena.cells import Cell, reference_for, run_cells
+from equipoise.arena.cells import Cell, run_cells
 from equipoise.arena.contest import contest, plan_cells
+from equipoise.arena.reference import reference_for
 from equipoise.arena.streams import catalogue
 from equipoise.results.arena import SUMMARY_KEYS
 
@@ -101,7 +102,7 @@ def test_a_stopped_contest_goes_on(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(
-        KeyboardInterrupt, match=r"1 of 2 cells are in .*, the same command goes on"
+        KeyboardInterrupt, match=r"1 of 2 cells are in .*, the same command continues"
     ):
         contest(cells, out=tmp_path, workers=1, on_cell=stop)
     done = []

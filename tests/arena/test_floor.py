@@ -7,13 +7,14 @@ import dataclasses
 import numpy as np
 import pytest
 
-from equipoise.arena.cells import Cell, StreamReference, run_cells
-from equipoise.arena.floor import floor, formula, shares
+from equipoise.arena.cells import Cell, run_cells
+from equipoise.arena.floor import binomial_floor, expert_shares, imbalance_floor
+from equipoise.arena.reference import StreamReference
 from equipoise.arena.streams.synthetic import Skew, Synthetic
 
 EVEN = Synthetic(
     name="even",
-    likes=(Skew(0.0),),
+    popularity=(Skew(0.0),),
     score="sigmoid",
     num_tokens=2048,
     num_experts=16,
@@ -32,24 +33,26 @@ def measured(stream):
 
 
 def test_bootstrap_of_independent_tokens_is_the_formula():
-    assert floor(EVEN, batches=8) == pytest.approx(formula(2048, shares(EVEN)), rel=0.06)
+    assert imbalance_floor(EVEN, batches=8) == pytest.approx(
+        binomial_floor(2048, expert_shares(EVEN)), rel=0.06
+    )
 
 
 def test_bootstrap_sees_sequences():
-    alike = dataclasses.replace(EVEN, taste=0.7)
-    assert floor(alike, batches=8) == pytest.approx(measured(alike), rel=0.06)
-    assert floor(alike, batches=8) > 2 * formula(2048, shares(alike))
+    alike = dataclasses.replace(EVEN, sequence_offset=0.7)
+    assert imbalance_floor(alike, batches=8) == pytest.approx(measured(alike), rel=0.06)
+    assert imbalance_floor(alike, batches=8) > 2 * binomial_floor(2048, expert_shares(alike))
 
 
 def test_bootstrap_allows_for_padding():
     padded = dataclasses.replace(EVEN, padding=0.3)
-    assert floor(padded, batches=8) == pytest.approx(measured(padded), rel=0.06)
+    assert imbalance_floor(padded, batches=8) == pytest.approx(measured(padded), rel=0.06)
 
 
 def test_unequal_shares_have_a_floor():
     """Loads are binomial: 200,000 draws of each."""
     share = np.array([0.5, 0.25, 0.25])
     drawn = np.random.default_rng(0).binomial(1000, share, (200_000, 3))
-    assert formula(1000, share) == pytest.approx(
+    assert binomial_floor(1000, share) == pytest.approx(
         (np.abs(drawn / (1000 * share) - 1)).mean(), rel=0.01
     )

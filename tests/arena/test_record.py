@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from equipoise.arena.cells import Cell, StreamReference, run_cells
+from equipoise.arena.cells import Cell, run_cells
+from equipoise.arena.reference import StreamReference
 from equipoise.arena.streams.recorded import Recorded
 from equipoise.trace import Trace
 from equipoise.training import train

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import equipoise
-from equipoise.arena.cells import Cell, reference_for, run_cells
+from equipoise.arena.cells import Cell, run_cells
+from equipoise.arena.reference import reference_for
 from equipoise.arena.streams.recorded import Recorded
 from equipoise.cli import main
 from equipoise.integrations.huggingface import reading

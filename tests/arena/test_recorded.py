@@ -40,11 +40,13 @@ def test_scores_come_back(tmp_path, whole):
 
 def test_names_find_layers(tmp_path):
     write(tmp_path / "run/trace", whole=False, sequence_length=16)
-    streams = catalogue.find(str(tmp_path / "run"), steps=3)
+    streams = catalogue.find_streams(str(tmp_path / "run"), steps=3)
     assert [stream.name for stream in streams] == ["run:first", "run:second"]
     assert {stream.block for stream in streams} == {16}
     assert {stream.steps for stream in streams} == {3}
-    assert [stream.name for stream in catalogue.find(f"{tmp_path}/run:second")] == ["run:second"]
+    assert [stream.name for stream in catalogue.find_streams(f"{tmp_path}/run:second")] == [
+        "run:second"
+    ]
 
 
 def test_a_sample_has_not_whole_sequences(tmp_path):
@@ -91,8 +93,8 @@ def test_layers_called_alike_are_told_apart(tmp_path):
     found = [
         stream
         for name in ("one", "other", "one")
-        for stream in catalogue.find(f"{tmp_path}/{name}/scores:first")
+        for stream in catalogue.find_streams(f"{tmp_path}/{name}/scores:first")
     ]
     assert [stream.name for stream in found] == ["scores:first"] * 3
-    names = [stream.name for stream in catalogue.distinct(found)]
+    names = [stream.name for stream in catalogue.distinct_streams(found)]
     assert names == [f"{tmp_path}/{name}/scores:first" for name in ("one", "other")]

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import equipoise
-from equipoise.arena.cells import Cell, StreamReference, run_cells
-from equipoise.arena.floor import floor
+from equipoise.arena.cells import Cell, run_cells
+from equipoise.arena.floor import imbalance_floor
+from equipoise.arena.reference import StreamReference
 from equipoise.arena.replay import replay
 from equipoise.arena.streams import catalogue
 from equipoise.arena.streams.drifting import DriftingLogits
@@ -240,10 +241,10 @@ def test_noise_that_is_usual_moves_no_expert_alone(name, most):
     """Loads scatter more here than those of independent tokens would. Taken for experts gone
     astray, it was 1.3 and 2.7.
     """
-    (stream,) = catalogue.find(name, seed=5, steps=60)
+    (stream,) = catalogue.find_streams(name, seed=5, steps=60)
     (result,) = run_cells(
         [Cell(stream, "curvature")],
-        StreamReference(floor(stream), {str(stream.steps - 1): math.nan}),
+        StreamReference(imbalance_floor(stream), {str(stream.steps - 1): math.nan}),
     )
     assert result.over_floor < most
 

@@ -141,7 +141,7 @@ def test_text_is_escaped(tmp_path):
 
 
 def test_the_folder_of_an_arena_has_a_page(tmp_path):
-    streams = catalogue.find("drift", steps=9, tokens=128)
+    streams = catalogue.find_streams("drift", steps=9, tokens=128)
     contest(plan_cells(streams, ["none", "quantile"]), out=tmp_path, workers=1)
     assert report(tmp_path) == tmp_path / "report.html"
     assert "On drift, quantile at rate" in (tmp_path / "report.html").read_text()

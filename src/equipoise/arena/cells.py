@@ -1,12 +1,8 @@
 """Cells: one rule at one rate on one stream, and what it achieved.
 
 A cell is replayed: every batch is routed with the shift as it is, then the rule learns from it. The
-scores do not react, which a router in training would. What can be compared all the same is how fast
-and how closely rules follow the same scores.
-
-Before a stream's cells comes its reference: the floor, and for the last few batches the exact
-optimum (equipoise.optimum). From it follow the affinity that a cell keeps, and the lag-one limit,
-the imbalance under the exact optimum of the batch before.
+scores do not react, as those of a router in training would. What can be compared all the same is
+how fast and how closely rules follow the same scores.
 """
 
 from __future__ import annotations
@@ -14,25 +10,26 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.arena.floor import floor
+from equipoise.arena.reference import StreamReference, affinity_origin
 from equipoise.arena.streams.stream import Batch, Stream
 from equipoise.balancing import Balancer, method_spec, resolve_balancer
-from equipoise.optimum import solve
 from equipoise.results.arena import CellResult
 from equipoise.routing import Routing, idle_share, metrics
 
-FORMAT = 2
+CELL_FORMAT = 2
 """raise it when the same cell would give other figures than before"""
 
 
 @dataclass(frozen=True)
 class Cell:
+    """What is replayed: a balancer by name, at a rate, on a stream."""
+
     stream: Stream
     balancer: str
     rate: float | None = None
@@ -46,13 +43,20 @@ class Cell:
     def key(self) -> str:
         """A name for its results: the same only for the same cell."""
         text = json.dumps(
-            [FORMAT, self.stream.identity, self.balancer, self.rate, self.devices, self.tally_every]
+            [
+                CELL_FORMAT,
+                self.stream.identity,
+                self.balancer,
+                self.rate,
+                self.devices,
+                self.tally_every,
+            ]
         )
         rate = "" if self.rate is None else f"{self.rate:g}-"
         return f"{self.balancer}-{rate}{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
-    def make(self) -> Balancer:
-        """A new balancer for it; a wrong name or rate is told here."""
+    def make_balancer(self) -> Balancer:
+        """A new balancer for it; a wrong name or rate is reported here."""
         spec, stream = method_spec(self.balancer), self.stream
         if spec.kind == "penalty":
             raise ValueError(
@@ -68,40 +72,6 @@ class Cell:
             )
         options = {"target": stream.target, **spec.options_at(self.rate)}
         return resolve_balancer(self.balancer, stream.num_experts, stream.top_k, options)
-
-
-@dataclass(frozen=True)
-class StreamReference:
-    """What no cell depends on: the stream's floor, and the optimum of its last batches."""
-
-    floor: float
-    optimum: dict[str, float] = field(default_factory=dict)
-    """step -> the greatest sum of scores with exact loads; groups are not obeyed, so that it is a
-    bound there
-    """
-    lag_one: float | None = None
-    """mean imbalance under the optimum of the batch before; None with groups, where no solver is
-    exact
-    """
-
-
-def reference_for(stream: Stream) -> StreamReference:
-    """The floor, and the exact optimum of as many of the last batches as can be solved in seconds."""
-    steps = range(max(0, stream.steps - _solved(stream)), stream.steps)
-    optimum, lags, shift = {}, [], None
-    for step in steps:
-        batch = stream.batch(step)
-        if shift is not None and stream.groups is None:
-            lags.append(float(_levels(stream, _loads(stream, batch, shift))["imbalance"]))
-        tokens = batch.tokens.numpy()
-        solution = solve(
-            tokens, stream.top_k, target=_target_loads(stream, len(tokens)), shift=shift
-        )
-        shift, optimum[str(step)] = (
-            solution.shift,
-            solution.value - _least(batch) * len(tokens) * stream.top_k,
-        )
-    return StreamReference(floor(stream), optimum, float(np.mean(lags)) if lags else None)
 
 
 def run_cells(
@@ -122,7 +92,7 @@ class _CellRun:
     """A cell on its way through the stream."""
 
     def __init__(self, cell: Cell, reference: StreamReference) -> None:
-        self.cell, self.reference, self.rule = cell, reference, cell.make()
+        self.cell, self.reference, self.rule = cell, reference, cell.make_balancer()
         self.imbalance: list[float] = []
         self.max_violation: list[float] = []
         self.loads: list[Tensor] = []
@@ -130,18 +100,19 @@ class _CellRun:
         self.switched: list[float] = []
 
     def take_step(self, step: int, batch: Batch) -> None:
+        """Route the batch, note the figures, then learn from it."""
         routing = self._route(batch)
-        levels = _levels(self.cell.stream, routing.loads)
+        levels = metrics(routing.loads, target=self.cell.stream.target)
         self.imbalance.append(float(levels["imbalance"]))
         self.max_violation.append(float(levels["max_violation"]))
         self.loads.append(routing.loads)
         self._learn(batch, routing)
         if str(step) in self.reference.optimum:
             optimum = self.reference.optimum[str(step)]
-            self.kept.append(
-                _value(batch, routing) / optimum if optimum else 1.0
-            )  # 0: all scores are alike
-            self.switched.append(_switched(batch, routing, self._route(batch)))
+            # an optimum of 0: all scores are alike
+            kept = _chosen_affinity(batch, routing) / optimum if optimum else 1.0
+            self.kept.append(kept)
+            self.switched.append(_share_switched(batch, routing, self._route(batch)))
 
     def _route(self, batch: Batch) -> Routing:
         return self.rule.route(batch.scores, groups=self.cell.stream.groups, mask=batch.mask)
@@ -177,45 +148,15 @@ class _CellRun:
         )
 
 
-def _solved(stream: Stream) -> int:
-    """How many batches are solved: exact optima of many experts take seconds each, and two are the
-    least for a lag of one.
-    """
-    return 8 if stream.num_experts <= 128 else 3 if stream.num_experts <= 512 else 2
-
-
-def _target_loads(stream: Stream, tokens: int) -> np.ndarray | None:
-    if stream.target is None:
-        return None
-    weights = np.asarray(stream.target)
-    return weights * (tokens * stream.top_k / weights.sum())
-
-
-def _loads(stream: Stream, batch: Batch, shift: np.ndarray) -> Tensor:
-    chosen = (batch.tokens + torch.from_numpy(shift).float()).topk(stream.top_k, dim=1).indices
-    return torch.bincount(chosen.flatten(), minlength=stream.num_experts)
-
-
-def _levels(stream: Stream, loads: Tensor) -> dict[str, Tensor]:
-    return metrics(loads, target=stream.target)
-
-
-def _value(batch: Batch, routing: Routing) -> float:
+def _chosen_affinity(batch: Batch, routing: Routing) -> float:
     """Sum of the chosen scores. Expert choice leaves some choices empty, marked by the number E."""
     experts = batch.scores.shape[1]
-    taken = batch.scores.gather(1, routing.experts.clamp_max(experts - 1)).double() - _least(batch)
-    taken = taken * (routing.experts < experts)
+    taken = batch.scores.gather(1, routing.experts.clamp_max(experts - 1)).double()
+    taken = (taken - affinity_origin(batch)) * (routing.experts < experts)
     return float((taken if batch.mask is None else taken[~batch.mask]).sum())
 
 
-def _least(batch: Batch) -> float:
-    """What scores are measured from: 0, or where a router ranks bare logits the batch's least. A
-    share of a negative sum means nothing.
-    """
-    return min(0.0, float(batch.tokens.min()))
-
-
-def _switched(batch: Batch, before: Routing, after: Routing) -> float:
+def _share_switched(batch: Batch, before: Routing, after: Routing) -> float:
     """The share of tokens that go elsewhere, in whatever order they rank their experts."""
     moved = (before.experts.sort(1).values != after.experts.sort(1).values).any(1)
     return float((moved if batch.mask is None else moved[~batch.mask]).float().mean())

@@ -1,7 +1,6 @@
-"""The contest: every rule at every rate on every stream, over several processes, in a folder that
-can be gone on with.
+"""The contest: every rule at every rate on every stream, over several processes.
 
-    results = list(contest(plan_cells(streams, balancers), out="runs/arena"))
+    results = contest(plan_cells(streams, balancers), out="runs/arena")
 
 A cell's figures appear in the folder when it is done, whole or not at all, under a name that
 follows from everything the cell depends on. Called again, what is there is read and the rest is
@@ -23,13 +22,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from equipoise.arena.cells import FORMAT, Cell, StreamReference, reference_for, run_cells
+from equipoise.arena.cells import CELL_FORMAT, Cell, run_cells
+from equipoise.arena.reference import StreamReference, reference_for
 from equipoise.arena.streams.stream import Stream
 from equipoise.balancing import method_spec
 from equipoise.results.arena import ARENA_MANIFEST, ArenaManifest, CellResult
 from equipoise.storage.atomic import UNFINISHED, write_json
 
-ABANDONED = 3600.0  # seconds without a change after which an unfinished file is nobody's
+ABANDONED = 3600.0
+"""seconds without a change after which an unfinished file belongs to no running process"""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
@@ -41,7 +42,7 @@ def plan_cells(
     devices: int | None = None,
     tally_every: int = 1,
 ) -> list[Cell]:
-    """All cells; rules without a rate have one. Wrong names, rates and sizes are told here, before
+    """All cells; rules without a rate have one. Wrong names, rates and sizes are reported here, before
     anything runs.
     """
     for word, number in (("--devices", devices), ("--tally-every", tally_every)):
@@ -53,7 +54,7 @@ def plan_cells(
             tried = method_spec(name).rates_to_try
             for rate in dict.fromkeys(rates or tried) if tried else (None,):
                 cell = Cell(stream, name, rate, devices or default_devices(stream), tally_every)
-                cell.make()
+                cell.make_balancer()
                 cells.append(cell)
     if devices and (bad := next((c.stream for c in cells if c.stream.num_experts % devices), None)):
         raise ValueError(
@@ -72,7 +73,7 @@ def contest(
     """Run what is not in the folder yet; the results in the order of the cells.
 
     Args:
-        out: the folder; None: one that is thrown away.
+        out: the folder; None: one that is removed afterwards.
         workers: processes; by default as many as there are processors. 1 runs in this process.
         on_cell: called with the number of cells that were finished.
     """
@@ -90,9 +91,9 @@ def contest(
         except KeyboardInterrupt:
             done = sum(_cell_path(place, cell).exists() for cell in cells)
             kept = (
-                f"{done} of {len(cells)} cells are in {out}, the same command goes on"
+                f"{done} of {len(cells)} cells are in {out}, the same command continues"
                 if out
-                else "nothing was kept, for want of --out"
+                else "nothing was kept, since there is no --out"
             )
             raise KeyboardInterrupt(f"stopped: {kept}") from None
         return [CellResult(**_require_object(_cell_path(place, cell))) for cell in cells]
@@ -108,9 +109,8 @@ def _run_missing(
                 on_cell(_run_job(job, reference, place))
         return
     kept = {name: os.environ.get(name) for name in THREADS}
-    os.environ.update(
-        dict.fromkeys(THREADS, "1")
-    )  # read by a new process before it imports anything
+    # read by a new process before it imports anything
+    os.environ.update(dict.fromkeys(THREADS, "1"))
     try:
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(workers, mp_context=context) as pool:
@@ -123,8 +123,8 @@ def _run_missing(
 def _hand_out(
     missing: list[Cell], place: Path, pool: ProcessPoolExecutor, on_cell: Callable[[int], None]
 ) -> None:
-    """References first, the largest streams before all; a stream's cells as soon as its reference
-    is there.
+    """References first, of the largest streams before others; a stream's cells as soon as its
+    reference is there.
     """
     order = sorted(_group_by_stream(missing), key=lambda cells: -cells[0].stream.num_experts)
     waiting: dict[Future[Any], list[Cell] | None] = {
@@ -202,7 +202,7 @@ def _cell_path(place: Path, cell: Cell) -> Path:
 
 
 def _stream_digest(stream: Stream) -> str:
-    return hashlib.sha256(f"{FORMAT}{stream.identity}".encode()).hexdigest()[:12]
+    return hashlib.sha256(f"{CELL_FORMAT}{stream.identity}".encode()).hexdigest()[:12]
 
 
 def _safe_name(name: str) -> str:
@@ -221,7 +221,7 @@ def _read_object(path: Path) -> dict[str, Any] | None:
 def _require_object(path: Path) -> dict[str, Any]:
     found = _read_object(path)
     if found is None:
-        raise OSError(f"{path} was there and is gone: who else writes to this folder?")
+        raise OSError(f"{path} was there and is gone: does another program write to this folder?")
     return found
 
 

@@ -1,4 +1,4 @@
-"""demo: a small arena. Every balancer, at its own rate, on one stream of skewed, drifting scores."""
+"""demo: a small arena. Every balancer, at its own rate, on one stream of drifting scores."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from equipoise.arena.cells import Cell
 from equipoise.arena.contest import contest, default_devices
-from equipoise.arena.run_arena import Progress, no_progress
+from equipoise.arena.run_arena import CellProgress, no_progress
 from equipoise.arena.streams.drifting import DriftingLogits
 from equipoise.balancing import method_specs
 from equipoise.results.arena import ArenaResults
@@ -26,7 +26,7 @@ def demo(
     top_k: int = 6,
     drift: float = 0.005,
     seed: int = 0,
-    on_progress: Progress = no_progress,
+    on_progress: CellProgress = no_progress,
 ) -> ArenaResults:
     """How even the loads become under each balancer, where popularity is skewed and drifts.
 
@@ -56,6 +56,6 @@ def demo(
     cells = [Cell(stream, name, devices=devices) for name in balancers or CAUSAL]
     for cell in cells:
         # a wrong name or size is reported before anything runs
-        cell.make()
+        cell.make_balancer()
     rows = contest(cells, workers=1, on_cell=lambda done: on_progress(done, len(cells)))
     return ArenaResults("demo", rows)

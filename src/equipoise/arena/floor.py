@@ -4,35 +4,38 @@ Independent tokens: a load is binomial(T, q_k) with q_k the expert's share of to
 L_k| / L_k is sqrt(2/pi (1 - q_k) / (T q_k)), and the floor is its mean over experts.
 
 Tokens of a sequence are alike, and fewer sequences than tokens are drawn. Then the batch itself
-tells how much loads vary: draw its sequences again with replacement, and look how far the loads
-come from the batch's own (block bootstrap). With n sequences the spread comes out too small by
-sqrt(1 - 1/n), which is put right.
+shows how much loads vary: draw its sequences again with replacement, and measure how far the loads
+are from the batch's own (block bootstrap). With n sequences the spread is too small by a factor of
+sqrt(1 - 1/n), which is corrected.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from equipoise.arena.streams.stream import Batch, Stream
 from equipoise.balancing import Balancer, balancer
 from equipoise.routing import metrics
 
-_SETTLE = 12  # updates on one batch: the curvature rule is within a few tokens of balance by then
+_UPDATES = 12
+"""on one batch: the curvature rule is within a few tokens of balance by then"""
 
 
-def floor(stream: Stream, batches: int = 4, draws: int = 100) -> float:
+def imbalance_floor(stream: Stream, batches: int = 4, draws: int = 100) -> float:
     """By formula for independent tokens, by a block bootstrap over the stream's last batches for
     others.
     """
     last = [stream.batch(step) for step in range(max(0, stream.steps - batches), stream.steps)]
     if stream.block is None:
-        return float(np.mean([formula(len(batch.tokens), shares(stream)) for batch in last]))
-    return float(np.mean([block_bootstrap(stream, batch, draws) for batch in last]))
+        share = expert_shares(stream)
+        floors = [binomial_floor(len(batch.tokens), share) for batch in last]
+    else:
+        floors = [bootstrap_floor(stream, batch, draws) for batch in last]
+    return float(np.mean(floors))
 
 
-def shares(stream: Stream) -> np.ndarray:
+def expert_shares(stream: Stream) -> np.ndarray:
     """(E,): q_k, the share of tokens an expert should have."""
     weights = (
         np.ones(stream.num_experts) if stream.target is None else np.asarray(stream.target, float)
@@ -40,14 +43,15 @@ def shares(stream: Stream) -> np.ndarray:
     return stream.top_k * weights / weights.sum()
 
 
-def formula(num_tokens: int, share: np.ndarray) -> float:
+def binomial_floor(num_tokens: int, share: np.ndarray) -> float:
+    """Mean |load - target| / target of independent tokens, by the formula above."""
     return float(np.sqrt(2 / np.pi * (1 - share) / (num_tokens * share)).mean())
 
 
-def block_bootstrap(stream: Stream, batch: Batch, draws: int = 100, seed: int = 0) -> float:
+def bootstrap_floor(stream: Stream, batch: Batch, draws: int = 100, seed: int = 0) -> float:
     """Mean imbalance of batches made of this one's sequences."""
     assert stream.block is not None
-    loads = loads_of_blocks(stream, batch)
+    loads = sequence_loads(stream, batch)
     blocks = len(loads)
     if blocks < 2:
         raise ValueError(
@@ -55,15 +59,16 @@ def block_bootstrap(stream: Stream, batch: Batch, draws: int = 100, seed: int = 
         )
     times = np.random.default_rng(seed).multinomial(blocks, np.full(blocks, 1 / blocks), size=draws)
     drawn, whole = times @ loads, loads.sum(0)
-    drawn *= whole.sum() / drawn.sum(1, keepdims=True)  # sequences may be of unequal lengths
-    moved = np.abs(drawn - whole) / (shares(stream) * whole.sum() / stream.top_k)
+    # sequences may be of unequal lengths
+    drawn *= whole.sum() / drawn.sum(1, keepdims=True)
+    moved = np.abs(drawn - whole) / (expert_shares(stream) * whole.sum() / stream.top_k)
     return float(moved.mean() * (blocks / (blocks - 1)) ** 0.5)
 
 
-def loads_of_blocks(stream: Stream, batch: Batch) -> np.ndarray:
+def sequence_loads(stream: Stream, batch: Batch) -> np.ndarray:
     """(blocks, E): what each sequence gives each expert, under a shift that balances this batch."""
-    settled = settle(stream, batch)
-    routing = settled.route(batch.scores, groups=stream.groups, mask=batch.mask)
+    rule = balance_batch(stream, batch)
+    routing = rule.route(batch.scores, groups=stream.groups, mask=batch.mask)
     counted = (
         torch.ones(len(batch.scores), 1)
         if batch.mask is None
@@ -75,21 +80,18 @@ def loads_of_blocks(stream: Stream, batch: Batch) -> np.ndarray:
     )
 
 
-def settle(stream: Stream, batch: Batch, updates: int = _SETTLE) -> Balancer:
-    """A balancer that has met the same batch until it was balanced."""
+def balance_batch(stream: Stream, batch: Batch, updates: int = _UPDATES) -> Balancer:
+    """A balancer that has seen the same batch until it was balanced; of all its updates the best."""
     rule = balancer(
         "curvature", stream.num_experts, top_k=stream.top_k, target=stream.target, stride=1
     )
+    target = None if stream.target is None else torch.tensor(stream.target)
     best, found = float("inf"), {name: value.clone() for name, value in rule.state_dict().items()}
     for _ in range(updates):
         routing = rule.route(batch.scores, groups=stream.groups, mask=batch.mask)
-        level = float(metrics(routing.loads, target=_weights(stream))["imbalance"])
+        level = float(metrics(routing.loads, target=target)["imbalance"])
         if level < best:
             best, found = level, {name: value.clone() for name, value in rule.state_dict().items()}
         rule.update(rule.tally(batch.scores, routing))
     rule.load_state_dict(found)
     return rule
-
-
-def _weights(stream: Stream) -> Tensor | None:
-    return None if stream.target is None else torch.tensor(stream.target)

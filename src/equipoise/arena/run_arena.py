@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from equipoise.arena.contest import contest, plan_cells
-from equipoise.arena.streams import catalogue
+from equipoise.arena.streams.catalogue import DEFAULT_STREAMS, distinct_streams, find_streams
 from equipoise.balancing import method_specs
 from equipoise.results.arena import ArenaResults
 
-Progress = Callable[[int, int], None]
+CellProgress = Callable[[int, int], None]
 """called with how many cells were finished just now, and how many there are in all"""
 
 
@@ -34,7 +34,7 @@ def run_arena(
     tally_every: int = 1,
     out: str | Path | None = None,
     workers: int | None = None,
-    on_progress: Progress = no_progress,
+    on_progress: CellProgress = no_progress,
 ) -> ArenaResults:
     """Replay streams of scores under every balancer and rate: how even, how fast, at what cost.
 
@@ -51,10 +51,10 @@ def run_arena(
         workers: processes; by default as many as there are processors. 1 runs in this process.
         on_progress: called with the number of cells just finished, and of all.
     """
-    found = catalogue.distinct(
+    found = distinct_streams(
         stream
-        for name in streams or catalogue.DEFAULT
-        for stream in catalogue.find(name, seed=seed, steps=steps, tokens=tokens)
+        for name in streams or DEFAULT_STREAMS
+        for stream in find_streams(name, seed=seed, steps=steps, tokens=tokens)
     )
     chosen = balancers or [spec.name for spec in method_specs() if spec.arena_default]
     cells = plan_cells(found, chosen, rates, devices=devices, tally_every=tally_every)

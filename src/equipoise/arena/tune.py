@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from equipoise.arena.contest import contest, plan_cells
-from equipoise.arena.run_arena import Progress, no_progress
-from equipoise.arena.streams import catalogue
+from equipoise.arena.run_arena import CellProgress, no_progress
+from equipoise.arena.streams.catalogue import find_streams
 from equipoise.balancing import method_spec, method_specs
 from equipoise.results.arena import CellResult
 
-DRAWS = 2000
+INTERVAL_DRAWS = 2000
 FEWEST_STEPS = 24
 
 
@@ -61,10 +61,10 @@ class Advice:
             " Its rate is at the end of those tried: try --rates beyond it." if self.edge else ""
         )
         return (
-            f"For {self.stream}: {_named(self.balancer, self.rate)}. In steady state it left an "
+            f"For {self.stream}: {_name_with_rate(self.balancer, self.rate)}. In steady state it left an "
             "imbalance of "
             f"{self.imbalance:.4f}{over}, and kept {self.affinity_kept:.2%} of "
-            f"the exact optimum's scores. Next came {_named(self.next_balancer, self.next_rate)} "
+            f"the exact optimum's scores. Next came {_name_with_rate(self.next_balancer, self.next_rate)} "
             "with "
             f"{self.next_imbalance:.4f}, {self.difference:+.1%} (95% interval {self.low:+.1%} to "
             f"{self.high:+.1%}). "
@@ -85,7 +85,7 @@ def tune(
     devices: int | None = None,
     out: str | Path | None = None,
     workers: int | None = None,
-    on_progress: Progress = no_progress,
+    on_progress: CellProgress = no_progress,
 ) -> Advice:
     """Which balancer and rate suit a stream of scores, with the evidence.
 
@@ -94,7 +94,7 @@ def tune(
         balancers: at least two by name; all causal ones by default.
         rates, steps, tokens, seed, devices, out, workers, on_progress: as in run_arena.
     """
-    found = catalogue.find(stream, seed=seed, steps=steps, tokens=tokens)
+    found = find_streams(stream, seed=seed, steps=steps, tokens=tokens)
     if len(found) > 1:
         names = ", ".join(each.name for each in found)
         raise ValueError(f"{stream} has several layers: choose one of {names}")
@@ -116,11 +116,11 @@ def tune(
 def advise(results: Sequence[CellResult], seed: int = 0) -> Advice:
     """The best rule at its best rate, against the best of the others. Results are of one stream."""
     chosen: dict[str, CellResult] = {}
-    for result in sorted(results, key=lambda each: float(np.mean(_halves(each)[0]))):
+    for result in sorted(results, key=lambda each: float(np.mean(_steady_halves(each)[0]))):
         chosen.setdefault(result.balancer, result)
     best, other = list(chosen.values())[:2]
-    ours, theirs = _halves(best)[1], _halves(other)[1]
-    low, high = _interval(theirs - ours, seed)
+    ours, theirs = _steady_halves(best)[1], _steady_halves(other)[1]
+    low, high = _mean_interval(theirs - ours, seed)
     level = float(ours.mean())
     unit = level or 1.0  # nothing is left where every token takes every expert
     tried = [
@@ -146,23 +146,23 @@ def advise(results: Sequence[CellResult], seed: int = 0) -> Advice:
     )
 
 
-def _halves(result: CellResult) -> list[np.ndarray]:
+def _steady_halves(result: CellResult) -> list[np.ndarray]:
     """The steady steps, cut in the middle."""
     steady = np.asarray(result.imbalance[-max(2, len(result.imbalance) // 3) :])
     return [steady[: len(steady) // 2], steady[len(steady) // 2 :]]
 
 
-def _interval(series: np.ndarray, seed: int) -> tuple[float, float]:
+def _mean_interval(series: np.ndarray, seed: int) -> tuple[float, float]:
     """95% of the mean, by blocks of about the square root of the steps, taken in a circle."""
     steps = len(series)
     length = max(1, round(steps**0.5))
-    starts = np.random.default_rng(seed).integers(0, steps, (DRAWS, -(-steps // length)))
-    places = (starts[:, :, None] + np.arange(length)).reshape(DRAWS, -1)[:, :steps] % steps
+    starts = np.random.default_rng(seed).integers(0, steps, (INTERVAL_DRAWS, -(-steps // length)))
+    places = (starts[:, :, None] + np.arange(length)).reshape(INTERVAL_DRAWS, -1)[:, :steps] % steps
     low, high = np.quantile(series[places].mean(1), (0.025, 0.975))
     return float(low), float(high)
 
 
-def _named(balancer: str, rate: float | None) -> str:
+def _name_with_rate(balancer: str, rate: float | None) -> str:
     if rate is None:
         tried = method_spec(balancer).rates_to_try
         return balancer if tried else f"{balancer}, which has no rate to choose"

@@ -1,24 +1,28 @@
-"""Synthetic streams: what a law draws for each token, around what each expert is liked.
+"""Synthetic streams: what a law draws for each token, around how popular each expert is.
 
-    Synthetic(name="drift", likes=(Skew(0.7), Drift(0.02)), law="gaussian", num_tokens=4096,
-    num_experts=64, top_k=6, steps=100)
+    Synthetic(
+        name="drift", popularity=(Skew(0.7), Drift(0.02)), law="gaussian",
+        num_tokens=4096, num_experts=64, top_k=6, steps=100,
+    )
 
-The likes of the experts are a sum of parts, each a function of the step: a skew that stays, a
-random walk, two experts that change places, one that dies, topics that come round. A law draws
-tokens around them:
+The popularity of the experts is a sum of parts, each a function of the step: a skew that stays, a
+random walk, two experts that change places, one that dies, topics that return. With m_k the
+popularity of expert k, a law draws tokens around it:
 
-    gaussian   logits N(like_k, 1), then softmax or sigmoid
-    heavy      logits like_k + t/2, t of Student's law with two degrees of freedom (no variance), then softmax or sigmoid
-    uniform    scores U^exp(-like_k): uniform on [0, 1] where the like is 0
-    beta       scores Beta(2 exp(like_k), 4)
+    gaussian   logits N(m_k, 1), then softmax or sigmoid
+    heavy      logits m_k + t/2, t of Student's law with two degrees of freedom (no variance), then
+               softmax or sigmoid
+    uniform    scores U^exp(-m_k): uniform on [0, 1] where m_k is 0
+    beta       scores Beta(2 exp(m_k), 4)
 
-Tokens of a sequence may have a taste in common, and sequences may end in padding.
+Tokens of a sequence may share an offset, and sequences may end in padding.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
@@ -28,34 +32,33 @@ from equipoise.arena.streams.stream import Batch, Stream
 from equipoise.routing import score_function
 
 LAWS = ("gaussian", "heavy", "uniform", "beta")
-_TOKENS, _TASTES, _LENGTHS, _SKEW, _DRIFT, _TOPICS = range(6)  # what the dice are thrown for
+# what random numbers are drawn for; each purpose has a generator of its own
+_TOKENS, _OFFSETS, _LENGTHS, _SKEW, _DRIFT, _TOPICS = range(6)
 
 
 @dataclass(frozen=True)
 class Skew:
-    """Some experts are liked more than others: `size` N(0, 1)."""
+    """Some experts are more popular than others: `size` N(0, 1)."""
 
     size: float = 0.7
 
     def __call__(self, step: int, num_experts: int, seed: int) -> np.ndarray:
-        return self.size * _dice(seed, _SKEW).standard_normal(num_experts)
+        return self.size * _rng_for(seed, _SKEW).standard_normal(num_experts)
 
 
 @dataclass(frozen=True)
 class Drift:
-    """Likes wander: a step of `rate` N(0, 1) before every batch but the first."""
+    """Popularity wanders: a step of `rate` N(0, 1) before every batch but the first."""
 
     rate: float
 
     def __call__(self, step: int, num_experts: int, seed: int) -> np.ndarray:
-        return self.rate * _dice(seed, _DRIFT).standard_normal((step, num_experts)).sum(0)
+        return self.rate * _rng_for(seed, _DRIFT).standard_normal((step, num_experts)).sum(0)
 
 
 @dataclass(frozen=True)
 class Swap:
-    """At step `at`, a much liked and a little liked expert change places: those a tenth from the
-    top and the bottom.
-    """
+    """At step `at` two experts change places: those a tenth from the top and from the bottom."""
 
     at: int
     of: Skew = Skew()
@@ -63,16 +66,17 @@ class Swap:
     def __call__(self, step: int, num_experts: int, seed: int) -> np.ndarray:
         moved = np.zeros(num_experts)
         if step >= self.at:
-            likes = self.of(0, num_experts, seed)
-            order, tenth = np.argsort(likes), num_experts // 10
+            popularity = self.of(0, num_experts, seed)
+            order, tenth = np.argsort(popularity), num_experts // 10
             few, many = order[tenth], order[-1 - tenth]
-            moved[few], moved[many] = likes[many] - likes[few], likes[few] - likes[many]
+            moved[few] = popularity[many] - popularity[few]
+            moved[many] = popularity[few] - popularity[many]
         return moved
 
 
 @dataclass(frozen=True)
 class Dying:
-    """One expert is liked less and less: its logit falls by `rate` a step."""
+    """One expert is ever less popular: its logit falls by `rate` a step."""
 
     rate: float = 0.05
     expert: int = 0
@@ -85,35 +89,36 @@ class Dying:
 
 @dataclass(frozen=True)
 class Topics:
-    """The data's mix comes round: likes turn in a random plane once in `period` steps."""
+    """The data's mix returns: popularity turns in a random plane once in `period` steps."""
 
     period: int = 25
     size: float = 0.3
 
     def __call__(self, step: int, num_experts: int, seed: int) -> np.ndarray:
-        one, other = _dice(seed, _TOPICS).standard_normal((2, num_experts))
+        one, other = _rng_for(seed, _TOPICS).standard_normal((2, num_experts))
         angle = 2 * math.pi * step / self.period
         return self.size * (math.cos(angle) * one + math.sin(angle) * other)
 
 
-Likes = Skew | Drift | Swap | Dying | Topics
+Popularity = Skew | Drift | Swap | Dying | Topics
+"""(step, num_experts, seed) -> (E,): added to the logits of all tokens"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Synthetic(Stream):
-    """A stream made from a law and likes."""
+    """A stream made from a law and the experts' popularity."""
 
-    likes: tuple[Likes, ...] = (Skew(),)
+    popularity: tuple[Popularity, ...] = (Skew(),)
     law: str = "gaussian"
     score: str = "softmax"
     """from logits to scores; uniform and beta draw scores themselves"""
-    taste: float = 0.0
-    """tokens of a sequence share `taste` N(0, 1) per expert; `block` is then the length of a
-    sequence
+    sequence_offset: float = 0.0
+    """tokens of a sequence share `sequence_offset` N(0, 1) per expert; `block` is then the length
+    of a sequence
     """
     padding: float = 0.0
-    """the share of tokens that are padding, at the ends of sequences, all alike and all after one
-    expert
+    """the share of tokens that are padding, at the ends of sequences; all are alike, and their
+    greatest score is that of expert 0
     """
     seed: int = 0
 
@@ -121,59 +126,65 @@ class Synthetic(Stream):
         if self.law not in LAWS:
             raise ValueError(f"no law {self.law!r}: there are {', '.join(LAWS)}")
         score_function(self.score)
-        if (self.taste or self.padding) and (self.block is None or self.num_tokens % self.block):
+        by_sequence = self.sequence_offset or self.padding
+        if by_sequence and (self.block is None or self.num_tokens % self.block):
             raise ValueError(
-                f"tastes and padding need sequences: {self.num_tokens} tokens do not divide into "
-                f"blocks of {self.block}"
+                f"sequence_offset and padding need sequences: {self.num_tokens} tokens do not "
+                f"divide into blocks of {self.block}"
             )
         if not 0 <= self.padding < 0.5:
             raise ValueError(f"padding is a share of the tokens, below a half, not {self.padding}")
 
-    def likes_at(self, step: int) -> np.ndarray:
-        """(E,): how much each expert is liked."""
+    @property
+    def identity(self) -> str:
+        """With the names that fields had in version 0.1, so that its cells are still found."""
+        fields = asdict(self)
+        fields["likes"], fields["taste"] = fields.pop("popularity"), fields.pop("sequence_offset")
+        return json.dumps([type(self).__name__, fields], sort_keys=True, default=str)
+
+    def popularity_at(self, step: int) -> np.ndarray:
+        """(E,): how popular each expert is."""
         return sum(
-            (part(step, self.num_experts, self.seed) for part in self.likes),
+            (part(step, self.num_experts, self.seed) for part in self.popularity),
             start=np.zeros(self.num_experts),
         )
 
     def batch(self, step: int) -> Batch:
         if not 0 <= step < self.steps:
             raise IndexError(f"{self.name} has steps 0 to {self.steps - 1}, not {step}")
-        centre = torch.from_numpy(self.likes_at(step)).float().expand(self.num_tokens, -1)
-        if self.taste:
-            centre = centre + self._tastes(step)
-        scores = self._draw(centre, _dice(self.seed, _TOKENS, step))
+        centre = torch.from_numpy(self.popularity_at(step)).float().expand(self.num_tokens, -1)
+        if self.sequence_offset:
+            centre = centre + self._sequence_offsets(step)
+        scores = self._draw(centre, _rng_for(self.seed, _TOKENS, step))
         return self._padded(scores, step) if self.padding else Batch(scores)
 
-    def _draw(self, centre: Tensor, dice: np.random.Generator) -> Tensor:
+    def _draw(self, centre: Tensor, rng: np.random.Generator) -> Tensor:
         shape = tuple(centre.shape)
         if self.law == "uniform":
-            return torch.from_numpy(dice.random(shape, np.float32)).pow(torch.exp(-centre))
+            return torch.from_numpy(rng.random(shape, np.float32)).pow(torch.exp(-centre))
         if self.law == "beta":
             return torch.from_numpy(
-                dice.beta(2 * np.exp(centre.double().numpy()), 4.0, shape)
+                rng.beta(2 * np.exp(centre.double().numpy()), 4.0, shape)
             ).float()
         if self.law == "heavy":
-            u = torch.from_numpy(dice.random(shape, np.float32)).clamp(1e-7, 1 - 1e-7)
-            drawn = (
-                0.5 * (2 * u - 1) / (2 * u * (1 - u)).sqrt()
-            )  # the quantile function of t with two degrees of freedom
+            u = torch.from_numpy(rng.random(shape, np.float32)).clamp(1e-7, 1 - 1e-7)
+            # the quantile function of t with two degrees of freedom
+            drawn = 0.5 * (2 * u - 1) / (2 * u * (1 - u)).sqrt()
         else:
-            drawn = torch.from_numpy(dice.standard_normal(shape, np.float32))
+            drawn = torch.from_numpy(rng.standard_normal(shape, np.float32))
         return score_function(self.score)(drawn + centre)
 
-    def _tastes(self, step: int) -> Tensor:
+    def _sequence_offsets(self, step: int) -> Tensor:
+        """(T, E): what the tokens of each sequence have in common."""
         assert self.block is not None
-        dice = _dice(self.seed, _TASTES, step)
-        tastes = dice.standard_normal((self.num_tokens // self.block, self.num_experts), np.float32)
-        return self.taste * torch.from_numpy(tastes).repeat_interleave(self.block, 0)
+        rng = _rng_for(self.seed, _OFFSETS, step)
+        drawn = rng.standard_normal((self.num_tokens // self.block, self.num_experts), np.float32)
+        return self.sequence_offset * torch.from_numpy(drawn).repeat_interleave(self.block, 0)
 
     def _padded(self, scores: Tensor, step: int) -> Batch:
-        """Sequences end after a share of 1 - 2 padding to 1 of their length; the rest all want
-        expert 0.
-        """
+        """Sequences end after a share of 1 - 2 padding to 1 of their length; the rest is padding."""
         assert self.block is not None
-        share = 1 - 2 * self.padding * _dice(self.seed, _LENGTHS, step).random(
+        share = 1 - 2 * self.padding * _rng_for(self.seed, _LENGTHS, step).random(
             self.num_tokens // self.block
         )
         lengths = torch.from_numpy(np.ceil(share * self.block)).long()
@@ -182,6 +193,6 @@ class Synthetic(Stream):
         return Batch(torch.where(mask.unsqueeze(1), alike, scores), mask)
 
 
-def _dice(seed: int, *purpose: int) -> np.random.Generator:
-    """Dice for one purpose: what is thrown for it depends on nothing else that is thrown."""
+def _rng_for(seed: int, *purpose: int) -> np.random.Generator:
+    """A generator for one purpose: what it draws depends on nothing else that is drawn."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *purpose])))
