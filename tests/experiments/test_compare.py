@@ -11,8 +11,8 @@ import pytest
 from equipoise.experiments.compare import compare, plan_runs, table, watching
 from equipoise.experiments.processes import jobs
 from equipoise.experiments.schemes import SCHEMES, chosen, configure
-from equipoise.results.comparison import keep
-from equipoise.results.comparison.rows import results
+from equipoise.results.comparison.rows import comparison_results
+from equipoise.results.comparison.rows_file import gather_rows, read_rows
 from equipoise.training import Stopped, train
 
 
@@ -73,9 +73,9 @@ def test_schemes_of_other_settings_do_not_stay(tmp_path, settings, trained_here)
 
 def test_all_is_kept_in_one_file(tmp_path, settings, trained_here):
     rows = compare(tmp_path, schemes=["none", "deepseek"], seeds=2, **settings)
-    kept = keep.read(tmp_path / "rows.json")
-    assert results(kept).rows == rows
-    assert kept == keep.gather(tmp_path)
+    kept = read_rows(tmp_path / "rows.json")
+    assert [row.to_json() for row in comparison_results(kept).rows] == rows
+    assert kept == gather_rows(tmp_path)
     assert ["figures" in run for run in kept["runs"]] == [True, False, True, False]
     losses = [run["result"]["validation_loss"] for run in kept["runs"][:2]]
     assert rows[0]["values"]["validation_loss"] == {"0": losses[0], "1": losses[1]}

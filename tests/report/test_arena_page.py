@@ -13,9 +13,9 @@ import pytest
 from equipoise.arena.contest import contest, plan_cells
 from equipoise.arena.streams import catalogue
 from equipoise.report import report
-from equipoise.report.arena.answer import answer, standings
-from equipoise.report.arena.figures import figures, frontier
-from equipoise.report.arena.page import write_page
+from equipoise.report.arena.answer import arena_answer, standings
+from equipoise.report.arena.figures import arena_figures, frontier
+from equipoise.report.arena.page import write_arena_page
 from equipoise.results.arena import ArenaResults, CellResult, load_arena
 from tests.report.test_browser import BOXES
 
@@ -59,16 +59,18 @@ def two_streams():
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    return write_page(
+    return write_arena_page(
         ArenaResults("two", two_streams()), tmp_path_factory.mktemp("arena") / "page.html"
     )
 
 
 def test_the_answer_follows_the_cells():
-    told = answer(ArenaResults("two", two_streams()))
+    told = arena_answer(ArenaResults("two", two_streams()))
     assert "curvature is the most even, or within 2% of that, on 2." in told
     assert "none furthest from it (18.0 times)" in told
-    alone = answer(ArenaResults("one", [row for row in two_streams() if row.stream == "calm"]))
+    alone = arena_answer(
+        ArenaResults("one", [row for row in two_streams() if row.stream == "calm"])
+    )
     assert (
         "On calm, curvature leaves the loads most even (steady imbalance 0.0600, 1.20 times"
         in alone
@@ -88,7 +90,7 @@ def test_level_rules_are_both_in_front():
 
 def test_unfinished_streams_do_not_rank():
     rows = [*two_streams(), cell("begun", "none", None, 0.9)]
-    assert "on 2 streams, each at its best rate, curvature is the most even" in answer(
+    assert "on 2 streams, each at its best rate, curvature is the most even" in arena_answer(
         ArenaResults("x", rows, missing=3)
     )
     assert {each.balancer: each.level for each in standings(ArenaResults("x", rows))}["none"] == 0
@@ -106,7 +108,7 @@ def test_no_cell_beats_the_frontier():
 
 def test_a_floor_of_nothing_is_no_obstacle(tmp_path):
     rows = [cell("all", "none", None, 0.0, floor=0.0), cell("all", "quantile", 1.0, 0.0, floor=0.0)]
-    text = write_page(ArenaResults("zero", rows), tmp_path / "page.html").read_text()
+    text = write_arena_page(ArenaResults("zero", rows), tmp_path / "page.html").read_text()
     assert "On all, none leaves the loads most even (steady imbalance 0.0000)" in text
 
 
@@ -115,7 +117,7 @@ def test_the_page_needs_nothing_else(page):
     assert not re.search(r"(src|href)\s*=\s*[\"']?(https?:)?//", text)
     assert (
         text
-        == write_page(
+        == write_arena_page(
             ArenaResults("two", two_streams()), page.parent / "again" / "page.html"
         ).read_text()
     )
@@ -134,10 +136,10 @@ def test_the_data_lie_beside_the_page(page):
 def test_text_is_escaped(tmp_path):
     bad = '<img src=x onerror="alert(1)">{{data}}'
     rows = [replace(row, stream=bad) for row in two_streams()[:2]]
-    text = write_page(ArenaResults(bad, rows), tmp_path / "page.html").read_text()
+    text = write_arena_page(ArenaResults(bad, rows), tmp_path / "page.html").read_text()
     assert "<img src=x" not in text
     assert "&lt;img src=x onerror=&quot;alert(1)&quot;&gt;{{data}}" in text
-    assert figures(ArenaResults(bad, rows))["streams"][0]["name"].startswith("&lt;img")
+    assert arena_figures(ArenaResults(bad, rows))["streams"][0]["name"].startswith("&lt;img")
 
 
 def test_the_folder_of_an_arena_has_a_page(tmp_path):

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from equipoise.report import as_markdown, report
-from equipoise.report.comparison.read import read_results
-from equipoise.results.comparison import keep
+from equipoise.results.comparison.rows import read_comparison
+from equipoise.results.comparison.rows_file import write_rows
 from tests.results.comparison.made import comparison
 
 
@@ -41,7 +41,7 @@ def test_the_kept_file_gives_the_same_page(results, tmp_path):
 
 
 def test_differences_have_intervals_and_marks(tmp_path):
-    text = report(keep.write(comparison(), tmp_path / "made.json")).read_text()
+    text = report(write_rows(comparison(), tmp_path / "made.json")).read_text()
     table = re.search(r"<table id=differences>.*?</table>", text)[0]
     assert "less u/|L-A| (DeepSeek)" in table
     assert re.search(
@@ -52,7 +52,7 @@ def test_differences_have_intervals_and_marks(tmp_path):
 
 
 def test_markdown_has_both_tables(results, tmp_path):
-    text = as_markdown(keep.write(comparison(), tmp_path / "made.json"))
+    text = as_markdown(write_rows(comparison(), tmp_path / "made.json"))
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert len(lines) == 2 * 2 + 3 + 2
     assert {line.replace("\\|", "").count("|") for line in lines} == {11}
@@ -80,4 +80,4 @@ def test_text_is_escaped(results, tmp_path):
 
 def test_folders_without_results_are_told(tmp_path):
     with pytest.raises(ValueError, match="holds no results"):
-        read_results(tmp_path)
+        read_comparison(tmp_path)

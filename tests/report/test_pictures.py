@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from equipoise.report import draw, report
-from equipoise.report.pictures import Part, compose, pictures
+from equipoise.report.pictures import PlotPart, compose_svg, draw_pictures
 
 FIGURES = {"validation", "imbalance", "loss", "scores", "shifts", "loads"}
 BEGINS = {"png": b"\x89PNG", "svg": b"<svg", "pdf": b"%PDF"}
@@ -45,8 +45,13 @@ def test_loads_are_drawn_for_every_scheme(drawn, results, tmp_path):
 
 
 def test_rows_are_filled_in_turn():
-    text, size = compose(
-        "a < b", [Part("<svg/>", 700, 100), Part("<svg/>", 700, 50, "two"), Part("<svg/>", 300, 90)]
+    text, size = compose_svg(
+        "a < b",
+        [
+            PlotPart("<svg/>", 700, 100),
+            PlotPart("<svg/>", 700, 50, "two"),
+            PlotPart("<svg/>", 300, 90),
+        ],
     )
     assert "a &lt; b" in text
     assert [f"translate{place}" in text for place in ("(12,38)", "(12,176)", "(724,150)")] == [
@@ -65,9 +70,9 @@ def test_missing_tools_are_named(results, tmp_path, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ModuleNotFoundError, match="pip install playwright"):
-        pictures(results / "report.html", tmp_path, "png")
+        draw_pictures(results / "report.html", tmp_path, "png")
 
 
 def test_other_kinds_are_refused(results, tmp_path):
     with pytest.raises(ValueError, match="'gif': there are png, svg, pdf"):
-        pictures(results / "report.html", tmp_path, "gif")
+        draw_pictures(results / "report.html", tmp_path, "gif")

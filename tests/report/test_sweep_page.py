@@ -10,7 +10,7 @@ from equipoise.experiments.sweep.grid import Grid
 from equipoise.experiments.sweep.sweep import conclude, enter
 from equipoise.report import report
 from equipoise.report.sweep.figures import best_by_rate
-from equipoise.report.sweep.read import read_sweep
+from equipoise.results.sweep import load_sweep
 
 AXES = {
     "balancer": ["deepseek", "aux"],
@@ -79,16 +79,16 @@ def test_the_answer_follows_the_data(swept):
 
 
 def test_each_scheme_has_its_best(swept):
-    best = {row["scheme"]: row["settings"] for row in read_sweep(swept).best}
+    best = {row.scheme: row.settings for row in load_sweep(swept).table.best}
     assert best["deepseek"] == {"balancer": "deepseek", "update_rate": 1e-2, "learning_rate": 1e-3}
     assert best["aux"] == {"balancer": "aux", "update_rate": 1e-1, "learning_rate": 1e-3}
 
 
 def test_figures_show_the_best_of_the_rest(swept):
-    rows = [row for row in read_sweep(swept).finished if row["scheme"] == "aux"]
+    rows = [row for row in load_sweep(swept).table.with_loss if row.scheme == "aux"]
     chosen = best_by_rate(rows)
     assert list(chosen) == [1e-3, 1e-2, 1e-1]
-    assert {row["settings"]["learning_rate"] for row in chosen.values()} == {1e-3}
+    assert {row.settings["learning_rate"] for row in chosen.values()} == {1e-3}
     told = list(csv.DictReader((swept / "figures/loss_by_rate.csv").open()))
     assert {row["scheme"] for row in told} == {
         "u/|L-A| (DeepSeek)",

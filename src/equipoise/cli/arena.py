@@ -25,7 +25,6 @@ LEGEND = (
     "above 1 where loads are uneven. Switch: tokens an update sends elsewhere. Idle: device time "
     "lost waiting. In a replay the router does not react; in a training it does."
 )
-CELL_HEADINGS = ("rate", "steady", "x floor", "maxvio", "steps", "affinity", "switch", "idle")
 
 
 def _add_arena_options(parser: argparse.ArgumentParser) -> None:
@@ -88,9 +87,9 @@ def _check_page(path: str) -> None:
 
 
 def _write_page(options: argparse.Namespace, results: ArenaResults) -> None:
-    from equipoise.report.arena.page import write_page
+    from equipoise.report.arena.page import write_arena_page
 
-    path = write_page(results, Path(options.page))
+    path = write_arena_page(results, Path(options.page))
     print(f"the page: {path}", file=sys.stderr if options.json else sys.stdout)
 
 
@@ -111,6 +110,8 @@ def cell_table(cells: Sequence[CellResult]) -> Table:
     from rich import box
     from rich.table import Table
 
+    from equipoise.results.columns import ARENA_COLUMNS
+
     lag = "unknown under groups" if cells[0].lag_one is None else f"{cells[0].lag_one:.4f}"
     # as narrow as possible: a figure that does not fit a terminal of 80 columns would be cut
     table = Table(
@@ -121,27 +122,14 @@ def cell_table(cells: Sequence[CellResult]) -> Table:
         collapse_padding=True,
     )
     table.add_column("balancer", no_wrap=True)
-    for heading in CELL_HEADINGS:
-        table.add_column(heading, justify="right", no_wrap=True)
+    for column in ARENA_COLUMNS:
+        table.add_column(column.short, justify="right", no_wrap=True)
     best = min(cell.steady_imbalance for cell in cells)
     for cell in sorted(cells, key=lambda cell: cell.steady_imbalance):
         even = cell.steady_imbalance == best
-        table.add_row(*_cell_figures(cell), style="bold green" if even else "")
+        figures = (column.text(getattr(cell, column.key)) for column in ARENA_COLUMNS)
+        table.add_row(cell.balancer, *figures, style="bold green" if even else "")
     return table
-
-
-def _cell_figures(cell: CellResult) -> list[str]:
-    return [
-        cell.balancer,
-        "-" if cell.rate is None else f"{cell.rate:g}",
-        f"{cell.steady_imbalance:.4f}",
-        "-" if cell.over_floor is None else f"{cell.over_floor:.2f}",
-        f"{cell.steady_max_violation:.3f}",
-        "-" if cell.steps_to_floor is None else str(cell.steps_to_floor),
-        f"{cell.affinity_kept:.4f}",
-        f"{cell.switched:.1%}",
-        f"{cell.idle_share:.1%}",
-    ]
 
 
 ARENA = Verb(

@@ -58,11 +58,11 @@ def _run_compare(options: argparse.Namespace) -> None:
 def _show_comparison(options: argparse.Namespace) -> None:
     from equipoise import write_report
     from equipoise.cli.report import observations_text
-    from equipoise.experiments import table
-    from equipoise.report.comparison.read import read_results
+    from equipoise.experiments.table import show_comparison
+    from equipoise.results.comparison.rows import read_comparison
 
-    found = read_results(Path(options.out))
-    table.show(found)
+    found = read_comparison(Path(options.out))
+    show_comparison(found)
     if options.preset.startswith("paper") or options.search:
         print(observations_text(found.rows, options.search))
     print(f"the page: {write_report(options.out).page}")

@@ -54,7 +54,7 @@ def _run_report(options: argparse.Namespace) -> None:
 
 def _print_comparison(options: argparse.Namespace) -> None:
     from equipoise.report import as_markdown
-    from equipoise.report.comparison.read import read_results
+    from equipoise.results.comparison.rows import read_comparison
 
     if options.figures or options.out or options.to:
         raise ValueError(
@@ -64,17 +64,22 @@ def _print_comparison(options: argparse.Namespace) -> None:
     if options.markdown:
         print(as_markdown(options.folder))
     if options.search:
-        rows = read_results(Path(options.folder)).rows
+        rows = read_comparison(Path(options.folder)).rows
         print(observations_text(rows, options.search, markdown=options.markdown))
 
 
 def observations_text(rows: Sequence[Any], search: str | None, *, markdown: bool = False) -> str:
     """The paper's observations, checked on a comparison's rows and on a sweep's table."""
     from equipoise.results.comparison import observations
+    from equipoise.results.sweep import load_search
 
     path = Path(search) / "table.json" if search and Path(search).is_dir() else search
-    found = observations.observe(list(rows), observations.read_search(Path(path)) if path else [])
-    return observations.as_markdown(found) if markdown else observations.as_text(found)
+    found = observations.observe(list(rows), load_search(Path(path)) if path else [])
+    return (
+        observations.observations_markdown(found)
+        if markdown
+        else observations.observations_text(found)
+    )
 
 
 REPORT = Verb(

@@ -46,8 +46,9 @@ def _add_sweep_options(parser: argparse.ArgumentParser) -> None:
 
 def _run_sweep(options: argparse.Namespace) -> None:
     from equipoise import sweep, write_report
-    from equipoise.experiments.sweep import table
     from equipoise.experiments.sweep.grid import read_grid
+    from equipoise.experiments.sweep.table import show_sweep
+    from equipoise.results.sweep import SweepTable
 
     grid = read_grid(options.grid)
     out = Path(options.out) if options.out else grid.default_folder
@@ -71,7 +72,7 @@ def _run_sweep(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(found, indent=2))
     else:
-        table.show(found)
+        show_sweep(SweepTable.from_json(found))
         print(f"the page: {write_report(out).page}")
     if found["failed"]:
         print(

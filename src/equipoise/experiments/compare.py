@@ -5,7 +5,7 @@ results/
     manifest.json        the schemes with their u and the paper's figures, seeds, preset, and where each run is
     runs/aux-0/ ...      a training each (docs/training.md), with measured.json beside its result.json
     table.json           a row for each scheme: means over seeds, their spread, and each seed's values
-    rows.json            all that tables and page are drawn from, in one file (equipoise.results.comparison.keep)
+    rows.json            all that tables and page are drawn from, in one file (equipoise.results.comparison.rows_file)
     failure.json         in a run's folder, if it failed
 
 Killed and started again it goes on; finished runs are neither trained nor measured again. Schemes
@@ -25,8 +25,12 @@ from equipoise.experiments.measure import measure
 from equipoise.experiments.processes.job import Job, refuse_other_run
 from equipoise.experiments.processes.jobs import locked, run
 from equipoise.experiments.schemes import SCHEMES, chosen, configure
-from equipoise.results.comparison import keep
-from equipoise.results.comparison.rows import results
+from equipoise.results.comparison.rows import comparison_results
+from equipoise.results.comparison.rows_file import (
+    ROWS_FILE,
+    gather_rows,
+    write_rows,
+)
 from equipoise.storage.atomic import write_json
 from equipoise.storage.renamed import accept_old_argument
 from equipoise.training.config import preset as training_preset
@@ -165,8 +169,8 @@ def table(folder: Path, *, settled: bool = False) -> list[dict[str, Any]]:
     for path in about["runs"].values():
         if (folder / path / "result.json").exists():
             measure(folder / path, settled=settled)
-    kept = keep.gather(folder)
-    rows = results(kept).rows
-    keep.write(kept, folder / keep.FILE)
+    kept = gather_rows(folder)
+    rows = [row.to_json() for row in comparison_results(kept).rows]
+    write_rows(kept, folder / ROWS_FILE)
     write_json(folder / "table.json", rows)
     return rows

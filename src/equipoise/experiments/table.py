@@ -7,48 +7,48 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from equipoise.results.comparison.answer import answer, rule
-from equipoise.results.comparison.columns import DECIDING, TERMINAL_DIFFERENCES, column
-from equipoise.results.comparison.differences import against
-from equipoise.results.comparison.rows import Results
-from equipoise.results.comparison.written import change_cells, change_heading, label
+from equipoise.results.columns import DECIDING_COLUMNS, TERMINAL_DIFFERENCES
+from equipoise.results.comparison.answer import comparison_answer, significance_note
+from equipoise.results.comparison.differences import baseline_row
+from equipoise.results.comparison.rows import ComparisonResults
+from equipoise.results.comparison.tables import (
+    change_heading,
+    change_rows,
+    figure_rows,
+    has_intervals,
+    scheme_label,
+)
 from equipoise.storage.optional import import_optional
 
 CAPTION = (
     "imbalance: mean |load - target| / target; train.: mean over the steps of the training, then "
-    "over its first fifth and last "
-    "quarter; idle: share of 8 devices' time spent waiting; given up: affinity that exactly even "
-    "loads would cost"
+    "over its first fifth and last quarter; idle: share of 8 devices' time spent waiting; given "
+    "up: affinity that exactly even loads would cost"
 )
 
 
-def show(results: Results) -> None:
+def show_comparison(results: ComparisonResults) -> None:
     import_optional("rich", extra="train")
     from rich.console import Console
 
     console, rows = Console(), results.rows
-    console.print(answer(results), "", sep="\n", markup=False, highlight=False)
-    heads = ["scheme", *(each.short for each in DECIDING)]
+    console.print(comparison_answer(results), "", sep="\n", markup=False, highlight=False)
+    heads = ["scheme", *(each.short for each in DECIDING_COLUMNS)]
     console.print(
-        _table(
-            heads, ([label(row), *(each.cell(row) for each in DECIDING)] for row in rows), CAPTION
-        )
+        _terminal_table(heads, figure_rows(rows, DECIDING_COLUMNS, spread=False), CAPTION)
     )
-    base, columns = against(rows), [column(key) for key in TERMINAL_DIFFERENCES]
-    lines = change_cells(rows, columns)
-    if base is not None and any(real is not None for _, cells in lines for _, real in cells):
-        heads = [f"less\n{base['label']}", *(change_heading(each, short=True) for each in columns)]
-        console.print()
-        console.print(
-            _table(
-                heads,
-                ([label(row), *(text for text, _ in cells)] for row, cells in lines),
-                rule(results),
-            )
-        )
+    base, lines = baseline_row(rows), change_rows(rows, TERMINAL_DIFFERENCES)
+    if base is None or not has_intervals(lines):
+        return
+    names = [change_heading(each, short=True) for each in TERMINAL_DIFFERENCES]
+    changes = ([scheme_label(row), *(cell.text for cell in cells)] for row, cells in lines)
+    console.print()
+    console.print(
+        _terminal_table([f"less\n{base.label}", *names], changes, significance_note(results))
+    )
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> Any:
+def _terminal_table(heads: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> Any:
     from rich.markup import escape
     from rich.table import Table
 

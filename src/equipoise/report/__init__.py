@@ -1,4 +1,9 @@
-"""From a results folder, or the file a comparison keeps, to one page that needs nothing else."""
+"""From a results folder, or the file a comparison keeps, to one page that needs nothing else.
+
+Three rooms, each with the sentences on top (answer), the figures' data and CSV (figures), the page's
+HTML, JavaScript and style: comparison/, sweep/, arena/. What they read stands in equipoise.results,
+and nothing here imports torch.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +11,13 @@ import shutil
 from pathlib import Path
 
 from equipoise.report.arena.page import report_arena
-from equipoise.report.comparison import page
-from equipoise.report.comparison.read import read_results
-from equipoise.report.pictures import pictures
+from equipoise.report.comparison.markdown import comparison_markdown
+from equipoise.report.comparison.page import report_comparison
+from equipoise.report.pictures import draw_pictures
 from equipoise.report.sweep.page import report_sweep
-from equipoise.report.sweep.read import is_sweep
 from equipoise.results.arena import is_arena
-from equipoise.results.comparison.written import markdown
+from equipoise.results.comparison.rows import read_comparison
+from equipoise.results.sweep import is_sweep
 
 __all__ = ["as_markdown", "draw", "report"]
 
@@ -25,14 +30,14 @@ def report(folder: str | Path, out: str | Path | None = None) -> Path:
     """
     if is_arena(Path(folder)):
         return report_arena(folder, out)
-    return report_sweep(folder, out) if is_sweep(Path(folder)) else page.report(folder, out)
+    return report_sweep(folder, out) if is_sweep(Path(folder)) else report_comparison(folder, out)
 
 
 def as_markdown(path: str | Path) -> str:
     """Answer, table and differences of a comparison's folder or rows.json."""
     if is_arena(Path(path)) or is_sweep(Path(path)):
         raise ValueError(f"{path} is no comparison: only its tables are written as Markdown")
-    return markdown(read_results(Path(path)))
+    return comparison_markdown(read_comparison(Path(path)))
 
 
 def draw(page: Path, kind: str, folder: str | Path | None = None) -> list[Path]:
@@ -41,7 +46,7 @@ def draw(page: Path, kind: str, folder: str | Path | None = None) -> list[Path]:
     """
     data = page.parent / "figures"
     place = Path(folder) if folder else data
-    made = pictures(page, place, kind)
+    made = draw_pictures(page, place, kind)
     for sheet in data.glob("*.csv"):
         if place.resolve() != data.resolve():
             shutil.copy(sheet, place)

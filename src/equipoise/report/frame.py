@@ -1,4 +1,4 @@
-"""shell: what all pages have around their own part: head, answer, plotly, data and scripts, in one
+"""frame: what all pages have around their own part: head, answer, plotly, data and scripts, in one
 file.
 
 The page holds everything: tables and text as HTML, data and plotly compressed (the browser unpacks
@@ -11,42 +11,39 @@ import base64
 import gzip
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
+from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from equipoise.storage.atomic import write_text
 from equipoise.storage.optional import import_optional
 
 
-def fill(
-    kind: str, values: Mapping[str, str], figures: Mapping[str, Any], sheets: Mapping[str, str]
+def fill_page(
+    kind: str, values: Mapping[str, str], figures: Mapping[str, object], sheets: Mapping[str, str]
 ) -> str:
-    """The text of a page whose own part is KIND.html, with KIND.css and KIND.js: a pure function of
-    what is given.
+    """The text of a page whose own part is KIND/KIND.html, with KIND.css and KIND.js beside it: a
+    pure function of what is given.
 
     Args:
-        kind: "page", "arena" or "sweep".
+        kind: "comparison", "arena" or "sweep".
         values: HTML for the names in the templates; `title` and `answer` are among them.
         figures: by name, for KIND.js.
         sheets: CSV by name, for the buttons.
     """
-    room = "comparison" if kind == "page" else kind
     around = {
-        "body": _filled(_resource(f"{room}/{kind}.html"), values),
-        "style": "".join(
-            map(_resource, dict.fromkeys(("comparison/page.css", f"{room}/{kind}.css")))
-        ),
-        "script": _resource("common.js") + _resource(f"{room}/{kind}.js"),
-        "plotly": _plotly(),
-        "data": _packed(json.dumps({"figures": figures, "csv": sheets}, separators=(",", ":"))),
+        "body": _fill_template(_resource(f"{kind}/{kind}.html"), values),
+        "style": _resource("frame.css") + _resource(f"{kind}/{kind}.css"),
+        "script": _resource("frame.js") + _resource(f"{kind}/{kind}.js"),
+        "plotly": _packed_plotly(),
+        "data": _pack_text(json.dumps({"figures": figures, "csv": sheets}, separators=(",", ":"))),
     }
-    return _filled(_resource("frame.html"), {**values, **around})
+    return _fill_template(_resource("frame.html"), {**values, **around})
 
 
-def save(path: Path, text: str, sheets: Mapping[str, str]) -> Path:
+def save_page(path: Path, text: str, sheets: Mapping[str, str]) -> Path:
     """Write a page, and each figure's data beside it as CSV."""
     (path.parent / "figures").mkdir(parents=True, exist_ok=True)
     for name, sheet in sheets.items():
@@ -55,23 +52,24 @@ def save(path: Path, text: str, sheets: Mapping[str, str]) -> Path:
     return path
 
 
-def number(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
+def html_table(heading: Iterable[str], body: str, name: str = "") -> str:
+    """A table; its body is HTML already, its heading is escaped here."""
+    heads = "".join(f"<th>{escape(each)}</th>" for each in heading)
+    start = f"<table id={name}>" if name else "<table>"
+    return f"{start}<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def with_spread(row: Mapping[str, Any], name: str, form: str) -> str:
-    spread = row[f"{name}_spread"]
-    return number(row[name], form) + (
-        "" if spread is None else " ± " + form.replace("+", "").format(spread)
-    )
+def wide_table(heading: Iterable[str], body: str, name: str) -> str:
+    """A table that may be wider than the page: it scrolls by itself."""
+    return f"<div class=wide>{html_table(heading, body, name)}</div>"
 
 
-def _filled(template: str, values: Mapping[str, str]) -> str:
+def _fill_template(template: str, values: Mapping[str, str]) -> str:
     """In one pass: what is filled in is never looked at again."""
     return re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], template)
 
 
-def _packed(text: str) -> str:
+def _pack_text(text: str) -> str:
     """Compressed, and in letters that mean nothing in HTML. No time in it: the same data give the
     same page.
     """
@@ -79,9 +77,9 @@ def _packed(text: str) -> str:
 
 
 @cache
-def _plotly() -> str:
+def _packed_plotly() -> str:
     offline = import_optional("plotly.offline", extra="report")
-    return _packed(offline.get_plotlyjs())
+    return _pack_text(offline.get_plotlyjs())
 
 
 def _resource(name: str) -> str:

@@ -2,13 +2,13 @@
 
 import copy
 
-from equipoise.results.comparison.answer import answer, rule
-from equipoise.results.comparison.rows import results
+from equipoise.results.comparison.answer import comparison_answer, significance_note
+from equipoise.results.comparison.rows import comparison_results
 from tests.results.comparison.made import comparison
 
 
 def test_what_is_real_and_what_is_not_known():
-    told = answer(results(comparison()))
+    told = comparison_answer(comparison_results(comparison()))
     assert told.startswith("Against u/|L-A| (DeepSeek), paired over 5 seeds, 300 steps of tiny. ")
     assert (
         "Imbalance over the training, idle device time over the training and validation "
@@ -26,7 +26,7 @@ def test_a_real_difference_is_named():
         if run["scheme"] == "curvature":
             run["result"]["training_imbalance"] -= 0.2
     kept["manifest"]["schemes"][2]["label"] = "curvature, look-ahead"
-    told = answer(results(kept))
+    told = comparison_answer(comparison_results(kept))
     assert (
         "Imbalance over the training is really lower under curvature with look-ahead, really higher"
         in told
@@ -34,7 +34,7 @@ def test_a_real_difference_is_named():
 
 
 def test_one_seed_names_no_winner():
-    told = answer(results(comparison(seeds=1)))
+    told = comparison_answer(comparison_results(comparison(seeds=1)))
     assert told.startswith(
         "One seed, 300 steps of tiny. Imbalance over the training: no balancing 1.088"
     )
@@ -44,12 +44,12 @@ def test_one_seed_names_no_winner():
 
 
 def test_another_scheme_to_compare_with_is_named():
-    told = answer(results(comparison(schemes=("none", "curvature"))))
+    told = comparison_answer(comparison_results(comparison(schemes=("none", "curvature"))))
     assert told.startswith("Against curvature (deepseek is not among the finished schemes)")
 
 
 def test_a_single_scheme_is_told_without_comparing():
-    told = answer(results(comparison(seeds=1, schemes=("deepseek",))))
+    told = comparison_answer(comparison_results(comparison(seeds=1, schemes=("deepseek",))))
     assert "has a validation loss of" in told
     assert "chance alone would leave 2.1%" in told
 
@@ -60,7 +60,7 @@ def test_nothing_finished():
         {**{key: run[key] for key in ("name", "scheme", "seed")}, "error": "x"}
         for run in kept["runs"]
     ]
-    assert "nothing to compare" in answer(results(kept))
+    assert "nothing to compare" in comparison_answer(comparison_results(kept))
 
 
 def test_folders_of_earlier_versions_have_an_answer():
@@ -70,14 +70,14 @@ def test_folders_of_earlier_versions_have_an_answer():
             known = ("validation_loss", "imbalance", "max_violation", "seconds")
             run["result"] = {key: run["result"][key] for key in known}
             run["measured"] = {"format": 1, "given_up": -0.2}
-        found = results(kept)
-        assert "alidation imbalance" in answer(found)
-        assert "idle" not in answer(found)
-        assert found.rows[0]["given_up"] is None  # it was another figure then
+        found = comparison_results(kept)
+        assert "alidation imbalance" in comparison_answer(found)
+        assert "idle" not in comparison_answer(found)
+        assert found.rows[0].mean_of("given_up") is None  # it was another figure then
 
 
 def test_only_comparisons_with_an_interval_are_counted():
     kept = comparison()
     kept["runs"] = [run for run in kept["runs"] if run["scheme"] != "curvature" or run["seed"] == 0]
-    assert "all 1 comparisons" in rule(results(kept))
-    assert "paired over 1 to 5 seeds" in answer(results(kept))
+    assert "all 1 comparisons" in significance_note(comparison_results(kept))
+    assert "paired over 1 to 5 seeds" in comparison_answer(comparison_results(kept))

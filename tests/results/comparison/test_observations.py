@@ -3,16 +3,17 @@
 import pytest
 
 from equipoise.results.comparison.observations import (
-    NOT,
+    NOT_REPRODUCED,
+    PAPER_SCHEMES,
     REPRODUCED,
-    SCHEMES,
-    UNKNOWN,
-    as_markdown,
-    as_text,
+    UNDECIDED,
+    observations_markdown,
+    observations_text,
     observe,
-    read_search,
-    search_rows,
 )
+from equipoise.results.comparison.rows import SchemeRow
+from equipoise.results.over_seeds import OverSeeds
+from equipoise.results.sweep import SettingRow, load_search, search_rows
 
 PAPER = {
     "aux": (3.690, 0.070),
@@ -35,22 +36,19 @@ def rows(levels=PAPER, noise=1e-4, means=(0.1, 0.0, 0.0), diameter=0.5):
         if name != "aux":
             mean = dict(zip(("deepseek", "inverse", "inverse_sqrt"), means))[name]
             values["shift_mean"] = {seed: mean * (1 + int(seed) / 10) for seed, _ in seeds}
-        made.append({"name": name, "seeds": 5, "values": values})
+        figures = {key: OverSeeds.of_values(found) for key, found in values.items()}
+        made.append(SchemeRow({"name": name, "label": name}, 5, figures=figures))
     return made
 
 
 def search(losses):
-    return [
-        {
-            "settings": {"balancer": "deepseek", "update_rate": rate},
-            "values": {
-                "validation_loss": {
-                    str(seed): loss + seed + 1e-4 * ((seed + n) % 3) for seed in range(3)
-                }
-            },
-        }
-        for n, (rate, loss) in enumerate(losses.items())
-    ]
+    rows = []
+    for n, (rate, loss) in enumerate(losses.items()):
+        values = {str(seed): loss + seed + 1e-4 * ((seed + n) % 3) for seed in range(3)}
+        figures = {"validation_loss": OverSeeds.of_values(values)}
+        settings = {"balancer": "deepseek", "update_rate": rate}
+        rows.append(SettingRow("deepseek", "deepseek", settings, 3, 3, figures))
+    return rows
 
 
 def verdicts(*args, **options):
@@ -60,39 +58,43 @@ def verdicts(*args, **options):
 def test_the_papers_own_order_is_reproduced():
     found = verdicts()
     assert [found[n] for n in (2, 3, 4, 5, 6)] == [REPRODUCED] * 5
-    assert found[7] == UNKNOWN  # no figure to compare with
+    assert found[7] == UNDECIDED  # no figure to compare with
 
 
 def test_another_order_is_not():
     swapped = {**PAPER, "aux": PAPER["inverse_sqrt"], "inverse_sqrt": PAPER["aux"]}
     found = verdicts(swapped)
-    assert [found[n] for n in (2, 3, 4)] == [NOT] * 3
+    assert [found[n] for n in (2, 3, 4)] == [NOT_REPRODUCED] * 3
 
 
 def test_noise_cannot_be_told_from_order():
     found = verdicts(noise=0.1)
-    assert [found[n] for n in (2, 3, 4)] == [UNKNOWN] * 3
+    assert [found[n] for n in (2, 3, 4)] == [UNDECIDED] * 3
 
 
 @pytest.mark.parametrize(
     ("means", "verdict"),
-    [((0.1, 0.0, 0.0), REPRODUCED), ((-0.1, 0.0, 0.0), NOT), ((0.1, 0.05, 0.0), NOT)],
+    [
+        ((0.1, 0.0, 0.0), REPRODUCED),
+        ((-0.1, 0.0, 0.0), NOT_REPRODUCED),
+        ((0.1, 0.05, 0.0), NOT_REPRODUCED),
+    ],
 )
 def test_drift_and_centring(means, verdict):
     assert verdicts(means=means)[5] == verdict
 
 
 def test_a_wide_shift_refutes():
-    assert verdicts(diameter=1.2)[6] == NOT
+    assert verdicts(diameter=1.2)[6] == NOT_REPRODUCED
 
 
 @pytest.mark.parametrize(
     ("losses", "verdict"),
     [
         ({1e-4: 3.7, 1e-3: 3.6, 1e-2: 3.8}, REPRODUCED),
-        ({1e-4: 3.5, 1e-3: 3.6, 1e-2: 3.8}, NOT),
-        ({1e-4: 3.6, 1e-3: 3.6, 1e-2: 3.8}, UNKNOWN),
-        ({1e-4: 3.6, 1e-2: 3.8}, UNKNOWN),
+        ({1e-4: 3.5, 1e-3: 3.6, 1e-2: 3.8}, NOT_REPRODUCED),
+        ({1e-4: 3.6, 1e-3: 3.6, 1e-2: 3.8}, UNDECIDED),
+        ({1e-4: 3.6, 1e-2: 3.8}, UNDECIDED),
     ],
 )
 def test_the_best_rate_is_judged_by_a_search(losses, verdict):
@@ -101,19 +103,19 @@ def test_the_best_rate_is_judged_by_a_search(losses, verdict):
 
 def test_missing_schemes_are_named():
     found = observe(rows()[:2])
-    assert found[1].verdict == UNKNOWN
+    assert found[1].verdict == UNDECIDED
     assert "no finished run of inverse, inverse_sqrt" in found[1].evidence
-    assert len(as_text(found).splitlines()) == 15
-    assert as_markdown(found).count("\n") == 8
+    assert len(observations_text(found).splitlines()) == 15
+    assert observations_markdown(found).count("\n") == 8
 
 
 def test_other_files_are_refused():
     with pytest.raises(ValueError, match=r"a.json is not the table.json"):
         search_rows([], "a.json")
-    assert set(SCHEMES) == set(PAPER)
+    assert set(PAPER_SCHEMES) == set(PAPER)
 
 
 def test_a_damaged_search_is_named(tmp_path):
     (tmp_path / "table.json").write_text("{")
     with pytest.raises(ValueError, match=r"table.json cannot be read: it is not JSON, or damaged"):
-        read_search(tmp_path / "table.json")
+        load_search(tmp_path / "table.json")

@@ -25,18 +25,14 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.experiments.processes.job import Job
+from equipoise.results.columns import setting_column
 from equipoise.storage.optional import import_optional
 from equipoise.storage.suggestions import did_you_mean
 from equipoise.training.config import Config, preset
 
 BUILT_IN = ("paper", "paper-tiny", "demo")
-SHORT = {
-    "balancer": "",
-    "balancer_options.scope": "",
-    "update_rate": "u=",
-    "learning_rate": "lr=",
-    "weight_decay": "wd=",
-}
+SELF_EXPLAINING = ("balancer", "balancer_options.scope")
+"""settings whose value alone stands in a trial's name"""
 OURS = ("out", "resume")  # what the sweep itself sets
 QUIET = {"trace_every": 0, "keep_checkpoints": 1}
 """unless the grid says otherwise: hundreds of traces fill a disk and nobody looks at them"""
@@ -189,7 +185,8 @@ def trial_name(settings: Mapping[str, Any]) -> str:
     to stay unique.
     """
     said = "_".join(
-        f"{SHORT.get(key, f'{key}=')}{_written(value)}" for key, value in settings.items()
+        f"{'' if key in SELF_EXPLAINING else f'{setting_column(key).short}='}{_written(value)}"
+        for key, value in settings.items()
     )
     safe = re.sub(r"[^\w.=+-]", "-", said, flags=re.ASCII)[:LONGEST_NAME]
     if safe == said and not said.startswith("."):

@@ -14,7 +14,6 @@ new trials in the same folder. Any other grid is refused.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,13 +26,21 @@ from equipoise.experiments.processes.local import Local
 from equipoise.experiments.processes.locks import held
 from equipoise.experiments.processes.ray import OnRay
 from equipoise.experiments.sweep.grid import Grid, Trial, read_grid
-from equipoise.experiments.sweep.ranking import ranking, scheme_of
+from equipoise.experiments.sweep.ranking import rank_settings, scheme_of
+from equipoise.results.sweep import (
+    SWEEP_FORMAT,
+    SWEEP_MANIFEST,
+    SWEEP_TABLE,
+    SweepManifest,
+    SweepTable,
+    TrialAbout,
+    load_manifest,
+)
 from equipoise.storage.atomic import write_json
 from equipoise.storage.renamed import accept_old_argument
 from equipoise.training.data.corpus import prepare
 from equipoise.training.settings import MAY_CHANGE, describe_differences, refuse_other_settings
 
-FORMAT = "equipoise sweep"
 ENGINES = ("local", "ray")
 FOLDER_LOCK = ".sweep-lock"  # held for moments; not the name a comparison holds while it runs
 
@@ -85,7 +92,7 @@ def sweep(
         _run(chosen, trials, prepare_first=engine == "local")
     finally:
         found = conclude(folder)
-    return found
+    return found.to_json()
 
 
 def _engine(
@@ -123,20 +130,19 @@ def _run(engine: Engine, trials: Sequence[Trial], *, prepare_first: bool) -> Non
 
 def enter(folder: Path, trials: Sequence[Trial]) -> None:
     """Write the manifest, unless the folder holds another grid's."""
-    ours = describe(trials)
+    ours = describe_trials(trials)
     _refuse(folder, ours)  # before anything is written there
     folder.mkdir(parents=True, exist_ok=True)
     with held(
         folder / FOLDER_LOCK
     ):  # two that start together must not both believe to be the first
         _refuse(folder, ours)
-        write_json(folder / "manifest.json", ours)
+        write_json(folder / SWEEP_MANIFEST, ours)
 
 
-def _refuse(folder: Path, ours: dict[str, Any]) -> None:
-    path = folder / "manifest.json"
-    if path.exists():
-        refuse_other_sweep(folder, json.loads(path.read_text(encoding="utf-8")), ours)
+def _refuse(folder: Path, ours: SweepManifest) -> None:
+    if (folder / SWEEP_MANIFEST).exists():
+        refuse_other_sweep(folder, load_manifest(folder), ours)
     elif folder.exists() and (
         left := sorted(each.name for each in folder.iterdir() if each.name[0] != ".")
     ):
@@ -145,7 +151,7 @@ def _refuse(folder: Path, ours: dict[str, Any]) -> None:
         )
 
 
-def describe(trials: Sequence[Trial]) -> dict[str, Any]:
+def describe_trials(trials: Sequence[Trial]) -> SweepManifest:
     """What the trials have in common, and what each has of its own."""
     configs = {trial.name: _flat(trial.job.config.to_dict()) for trial in trials}
     first = next(iter(configs.values()))
@@ -154,7 +160,7 @@ def describe(trials: Sequence[Trial]) -> dict[str, Any]:
         for key, value in first.items()
         if all(key in config and config[key] == value for config in configs.values())
     }
-    about = {}
+    about: dict[str, TrialAbout] = {}
     for trial in trials:
         config = trial.job.config
         scheme, label = scheme_of(config.balancer, config.look_ahead > 0)
@@ -165,12 +171,12 @@ def describe(trials: Sequence[Trial]) -> dict[str, Any]:
             "settings": trial.settings,
             "config": own,
         }
-    return {"format": FORMAT, "version": 1, "common": common, "trials": about}
+    return {"format": SWEEP_FORMAT, "version": 1, "common": common, "trials": about}
 
 
-def refuse_other_sweep(folder: Path, there: dict[str, Any], here: dict[str, Any]) -> None:
+def refuse_other_sweep(folder: Path, there: SweepManifest, here: SweepManifest) -> None:
     """Every trial that is there must be one of ours, with the same settings."""
-    if there.get("format") != FORMAT:
+    if there.get("format") != SWEEP_FORMAT:
         raise ValueError(
             f"{folder} holds an {there.get('format', 'unknown kind of results')}: choose another "
             "folder"
@@ -184,7 +190,7 @@ def refuse_other_sweep(folder: Path, there: dict[str, Any], here: dict[str, Any]
     )
 
 
-def _values_that_are_gone(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
+def _values_that_are_gone(there: dict[str, TrialAbout], here: dict[str, TrialAbout]) -> list[str]:
     """By axis; trial by trial where the values are all here and a combination of them is not."""
     gone = [name for name in there if name not in here]
     lines = []
@@ -196,11 +202,11 @@ def _values_that_are_gone(there: dict[str, Any], here: dict[str, Any]) -> list[s
     return lines or [f"trial {name}: there, not here" for name in gone]
 
 
-def conclude(folder: Path) -> dict[str, Any]:
+def conclude(folder: Path) -> SweepTable:
     """Of all trials in the manifest, which another sweep may have made longer since."""
     with held(folder / FOLDER_LOCK):
-        found = ranking(folder, json.loads((folder / "manifest.json").read_text(encoding="utf-8")))
-        write_json(folder / "table.json", found)
+        found = rank_settings(folder, load_manifest(folder))
+        write_json(folder / SWEEP_TABLE, found.to_json())
     return found
 
 

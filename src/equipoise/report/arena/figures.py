@@ -6,59 +6,86 @@ each cell left over time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
-from typing import Any
+from typing import TypedDict
 
+from equipoise.report.sheets import Sheets, csv_sheet
 from equipoise.results.arena import ArenaResults, CellResult
-from equipoise.results.comparison.written import as_csv
+from equipoise.results.comparison.condense import round_figure
 
-CELLS = (
-    "stream", "balancer", "rate", "steady_imbalance", "over_floor", "steady_max_violation", "steps_to_floor", "affinity_kept",
-    "switched", "idle_share", "floor", "lag_one",
-)  # fmt: skip
+CELL_COLUMNS = (
+    "stream",
+    "balancer",
+    "rate",
+    "steady_imbalance",
+    "over_floor",
+    "steady_max_violation",
+    "steps_to_floor",
+    "affinity_kept",
+    "switched",
+    "idle_share",
+    "floor",
+    "lag_one",
+)
+"""of the CSV of all cells"""
 
 
-def figures(cells: ArenaResults) -> dict[str, Any]:
-    """Plotly reads a little HTML in its texts, so names are escaped here."""
+class CellPoint(TypedDict):
+    """A cell in both figures."""
+
+    balancer: int
+    """its place among the balancers"""
+    rate: float | None
+    best: bool
+    """whether its rate is the balancer's best on this stream"""
+    x: float | None
+    y: float | None
+    imbalance: list[float | None]
+    violation: list[float | None]
+
+
+class StreamFigure(TypedDict):
+    name: str
+    floor: float | None
+    lag: float | None
+    cells: list[CellPoint]
+    frontier: list[tuple[float | None, float | None]]
+
+
+class ArenaFigures(TypedDict):
+    """Plotly reads a little HTML in its texts, so names are escaped."""
+
+    balancers: list[str]
+    streams: list[StreamFigure]
+
+
+def arena_figures(cells: ArenaResults) -> ArenaFigures:
     return {
         "balancers": [escape(name) for name in cells.balancers],
-        "streams": [_stream(cells, name) for name in cells.streams],
+        "streams": [_stream_figure(cells, name) for name in cells.streams],
     }
 
 
-def tables(cells: ArenaResults) -> dict[str, str]:
+def arena_sheets(cells: ArenaResults) -> Sheets:
     """Each figure's data as CSV, and the table of all cells."""
+    names = ("stream", "balancer", "rate", "steady_imbalance", "affinity_kept")
     best = {id(row) for name in cells.streams for row in frontier(cells.of_stream(name))}
-    points = [
-        (
-            *(
-                getattr(row, name)
-                for name in ("stream", "balancer", "rate", "steady_imbalance", "affinity_kept")
-            ),
-            int(id(row) in best),
-        )
-        for row in cells.rows
-    ]
+    points = [(*(getattr(row, name) for name in names), int(id(row) in best)) for row in cells.rows]
     series = [
         (row.stream, row.balancer, row.rate, step, *pair)
         for row in cells.rows
         for step, pair in enumerate(zip(row.imbalance, row.max_violation, strict=True))
     ]
+    every = [[getattr(row, name) for name in CELL_COLUMNS] for row in cells.rows]
     return {
-        "arena-frontier": as_csv(
-            ("stream", "balancer", "rate", "steady_imbalance", "affinity_kept", "on the frontier"),
-            points,
-        ),
-        "arena-time": as_csv(
-            ("stream", "balancer", "rate", "step", "imbalance", "max_violation"), series
-        ),
-        "arena-cells": as_csv(
-            CELLS, ([getattr(row, name) for name in CELLS] for row in cells.rows)
-        ),
+        "arena-frontier": csv_sheet((*names, "on the frontier"), points),
+        "arena-time": csv_sheet((*names[:3], "step", "imbalance", "max_violation"), series),
+        "arena-cells": csv_sheet(CELL_COLUMNS, every),
     }
 
 
-def frontier(rows: list[CellResult]) -> list[CellResult]:
+def frontier(rows: Sequence[CellResult]) -> list[CellResult]:
     """The cells that no other beats in both balance and affinity, the most even first."""
     kept: list[CellResult] = []
     for row in sorted(rows, key=lambda row: (row.steady_imbalance, -row.affinity_kept)):
@@ -67,31 +94,29 @@ def frontier(rows: list[CellResult]) -> list[CellResult]:
     return kept
 
 
-def _stream(cells: ArenaResults, name: str) -> dict[str, Any]:
+def _stream_figure(cells: ArenaResults, name: str) -> StreamFigure:
     rows = cells.of_stream(name)
     best = {id(row) for row in cells.best_rates(name)}
+    places = {balancer: place for place, balancer in enumerate(cells.balancers)}
     return {
         "name": escape(name),
-        "floor": _short(rows[0].floor),
-        "lag": None if rows[0].lag_one is None else _short(rows[0].lag_one),
-        "cells": [
-            {
-                "balancer": cells.balancers.index(row.balancer),
-                "rate": row.rate,
-                "best": id(row) in best,
-                "x": _short(row.steady_imbalance),
-                "y": _short(row.affinity_kept),
-                "imbalance": [_short(value) for value in row.imbalance],
-                "violation": [_short(value) for value in row.max_violation],
-            }
-            for row in rows
-        ],
+        "floor": round_figure(rows[0].floor),
+        "lag": round_figure(rows[0].lag_one),
+        "cells": [_cell_point(row, places[row.balancer], id(row) in best) for row in rows],
         "frontier": [
-            [_short(row.steady_imbalance), _short(row.affinity_kept)] for row in frontier(rows)
+            (round_figure(row.steady_imbalance), round_figure(row.affinity_kept))
+            for row in frontier(rows)
         ],
     }
 
 
-def _short(value: float) -> float:
-    """Five digits are more than a figure shows."""
-    return float(f"{value:.5g}")
+def _cell_point(row: CellResult, balancer: int, best: bool) -> CellPoint:
+    return {
+        "balancer": balancer,
+        "rate": row.rate,
+        "best": best,
+        "x": round_figure(row.steady_imbalance),
+        "y": round_figure(row.affinity_kept),
+        "imbalance": [round_figure(value) for value in row.imbalance],
+        "violation": [round_figure(value) for value in row.max_violation],
+    }

@@ -1,147 +1,223 @@
-"""The figures' data: what the page draws, and the same as CSV.
+"""The data of a comparison's figures: what comparison.js draws, and the same as CSV.
 
-A figure is a dict that page.js knows how to draw. Histograms and heat maps show each scheme's first
-seed; lines are means over seeds.
+Histograms and heat maps show each scheme's first seed; lines are means over seeds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from html import escape, unescape
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
-from equipoise.results.comparison.rows import Results, Series
-from equipoise.results.comparison.thin import CURVES, short
-from equipoise.results.comparison.written import as_csv, differences_csv, table_csv
+from equipoise.report.sheets import Sheets, csv_sheet
+from equipoise.results.columns import COMPARISON_COLUMNS
+from equipoise.results.comparison.condense import (
+    CURVES,
+    Frame,
+    KeptFigures,
+    LoadMap,
+    round_figure,
+)
+from equipoise.results.comparison.differences import baseline_row, scheme_differences
+from equipoise.results.comparison.rows import ComparisonResults, SchemeRow, SchemeRuns
 
-SMOOTHED = 60  # a line of training is a running mean over one such part of it
+SMOOTHED_PARTS = 60
+"""a line of training is a running mean over one such part of it"""
+ByStep = dict[int, float | None]
+"""None where a value is missing"""
 
 
-def figures(results: Results) -> dict[str, Any]:
-    """Plotly reads a little HTML in its texts, so labels are escaped here."""
-    some = [series for series in results.series if series.runs]
+class Line(TypedDict):
+    x: list[int]
+    y: list[float | None]
+
+
+class LineAndDots(Line):
+    """Dots of the validation set, and a line of the training batches."""
+
+    label: str
+    training: Line
+
+
+class SchemeFrames(TypedDict):
+    """Histograms of one scheme: a frame for each step, in the same bins."""
+
+    label: str
+    x: list[float]
+    frames: list[Frame]
+
+
+class SchemeLoads(TypedDict):
+    label: str
+    layers: list[LoadMap]
+
+
+class ComparisonFigures(TypedDict):
+    """Plotly reads a little HTML in its texts, so labels are escaped."""
+
+    imbalance: list[LineAndDots]
+    loss: list[LineAndDots]
+    floor: Line
+    scores: list[SchemeFrames]
+    shifts: list[SchemeFrames]
+    loads: list[SchemeLoads]
+
+
+def comparison_figures(results: ComparisonResults) -> ComparisonFigures:
+    some = [scheme for scheme in results.schemes if scheme.runs]
     return {
-        **{
-            name: [_line_and_dots(series, name) for series in some]
-            for name in ("imbalance", "loss")
-        },
-        "floor": _floor(some),
-        "scores": [_frames(series, "scores") for series in some if "scores" in _pictured(series)],
-        "shifts": [_frames(series, "shifts") for series in some if "shifts" in _pictured(series)],
-        "loads": [_loads(series) for series in some if _pictured(series).get("loads")],
+        "imbalance": [_line_and_dots(scheme, "imbalance") for scheme in some],
+        "loss": [_line_and_dots(scheme, "loss") for scheme in some],
+        "floor": _chance_line(some),
+        "scores": [_scheme_frames(scheme, "scores") for scheme in some if _has(scheme, "scores")],
+        "shifts": [_scheme_frames(scheme, "shifts") for scheme in some if _has(scheme, "shifts")],
+        "loads": [_scheme_loads(scheme) for scheme in some if _has(scheme, "loads")],
     }
 
 
-def tables(results: Results, made: dict[str, Any]) -> dict[str, str]:
+def comparison_sheets(results: ComparisonResults, figures: ComparisonFigures) -> Sheets:
     """Each figure's data as CSV, and the tables'."""
-    lines = {
-        name: [
-            (unescape(one["label"]), x, y)
-            for one in made[name]
-            for x, y in zip(one["x"], one["y"], strict=True)
-        ]
-        for name in ("imbalance", "loss")
+    return {
+        "imbalance": _dots_sheet("imbalance", figures["imbalance"]),
+        "loss": _dots_sheet("loss", figures["loss"]),
+        "scores": _frames_sheet(figures["scores"]),
+        "shifts": _frames_sheet(figures["shifts"]),
+        "loads": _loads_sheet(figures["loads"]),
+        "training": csv_sheet(("scheme", "step", *CURVES), _training_rows(results)),
+        "results": results_sheet(results.rows),
+        "differences": differences_sheet(results.rows),
     }
-    bars = {
-        name: [
-            (unescape(one["label"]), frame["step"], x, y)
-            for one in made[name]
-            for frame in one["frames"]
-            for x, y in zip(one["x"], frame["y"], strict=True)
+
+
+def results_sheet(rows: Sequence[SchemeRow]) -> str:
+    """A line for each scheme and seed: every figure as it was measured."""
+    keys = [column.key for column in COMPARISON_COLUMNS] + ["floor", "seconds"]
+    lines = []
+    for row in rows:
+        seeds = {seed for figure in row.figures.values() for seed in figure.values}
+        lines += [
+            (row.label, seed, *(row.values_of(key).get(seed) for key in keys))
+            for seed in sorted(seeds, key=int)
         ]
-        for name in ("scores", "shifts")
-    }
-    heat = [
+    return csv_sheet(("scheme", "seed", *keys), lines)
+
+
+def differences_sheet(rows: Sequence[SchemeRow]) -> str:
+    base = baseline_row(rows)
+    labels = {row.name: row.label for row in rows}
+    lines = []
+    for column in COMPARISON_COLUMNS:
+        for name, each in scheme_differences(rows, column.key).items():
+            low, high = each.interval or (None, None)
+            judged = (len(each.seeds), each.mean, low, high, each.chance, int(each.significant))
+            lines.append((column.key, labels[name], base.label if base else "", *judged))
+    heading = ("figure", "scheme", "less", "seeds", "mean", "low", "high", "p", "real")
+    return csv_sheet(heading, lines)
+
+
+def _dots_sheet(name: str, series: Sequence[LineAndDots]) -> str:
+    rows = [
+        (unescape(one["label"]), x, y)
+        for one in series
+        for x, y in zip(one["x"], one["y"], strict=True)
+    ]
+    return csv_sheet(("scheme", "step", name), rows)
+
+
+def _frames_sheet(series: Sequence[SchemeFrames]) -> str:
+    rows = [
+        (unescape(one["label"]), frame["step"], x, y)
+        for one in series
+        for frame in one["frames"]
+        for x, y in zip(one["x"], frame["y"], strict=True)
+    ]
+    return csv_sheet(("scheme", "step", "bin centre", "share"), rows)
+
+
+def _loads_sheet(series: Sequence[SchemeLoads]) -> str:
+    rows = [
         (unescape(one["label"]), unescape(layer["name"]), step, expert, value / 100)
-        for one in made["loads"]
+        for one in series
         for layer in one["layers"]
         for expert, row in enumerate(layer["z"])
         for step, value in zip(layer["steps"], row, strict=True)
     ]
+    return csv_sheet(("scheme", "layer", "step", "expert", "load / target"), rows)
+
+
+def _training_rows(results: ComparisonResults) -> Iterator[tuple[object, ...]]:
+    for scheme in results.schemes:
+        found = [_training_curve(scheme, name) for name in CURVES] if scheme.runs else [{}]
+        for step in found[0]:
+            yield (scheme.label, step, *(each[step] for each in found))
+
+
+def _line_and_dots(scheme: SchemeRuns, name: str) -> LineAndDots:
+    """Dots at the steps that all seeds have."""
+    dots = _means_by_step([_evaluations(run["validation"], name) for run in scheme.runs])
+    curve = _training_curve(scheme, name)
+    smooth = [round_figure(value) for value in _running_mean(list(curve.values()))]
     return {
-        **{name: as_csv(("scheme", "step", name), rows) for name, rows in lines.items()},
-        **{
-            name: as_csv(("scheme", "step", "bin centre", "share"), rows)
-            for name, rows in bars.items()
-        },
-        "loads": as_csv(("scheme", "layer", "step", "expert", "load / target"), heat),
-        "training": as_csv(("scheme", "step", *CURVES), _training(results)),
-        "results": table_csv(results.rows),
-        "differences": differences_csv(results.rows),
+        "label": escape(scheme.label),
+        "x": list(dots),
+        "y": list(dots.values()),
+        "training": {"x": list(curve), "y": smooth},
     }
 
 
-def _line_and_dots(series: Series, name: str) -> dict[str, Any]:
-    """Dots of the validation set, at the steps that all seeds have, and the line of the training
-    batches.
-    """
-    means = _means(
-        [{row["step"]: row.get(name) for row in run["validation"]} for run in series.runs]
-    )
-    line = _training_line(series, name)
-    return {
-        "label": escape(series.label),
-        "x": list(means),
-        "y": list(means.values()),
-        "training": line,
-    }
+def _training_curve(scheme: SchemeRuns, name: str) -> ByStep:
+    """A mean over seeds at each step that was kept."""
+    curves: list[Any] = [run["training"] for run in scheme.runs]
+    return _means_by_step([dict(zip(one["step"], one[name], strict=True)) for one in curves])
 
 
-def _training_line(series: Series, name: str) -> dict[str, Any]:
-    means = curve(series, name)
-    return {"x": list(means), "y": [short(value) for value in _smooth(list(means.values()))]}
-
-
-def curve(series: Series, name: str) -> dict[int, float | None]:
-    """Of the training, a mean over seeds at each step that was kept."""
-    runs = [run["training"] for run in series.runs]
-    return _means([dict(zip(run["step"], run[name], strict=True)) for run in runs])
-
-
-def _floor(some: list[Series]) -> dict[str, Any]:
+def _chance_line(some: Sequence[SchemeRuns]) -> Line:
     """What chance alone leaves of the validation imbalance: of the balanced schemes, which differ
     little in it.
     """
-    runs = [run for series in some if series.row.get("balancer") != "none" for run in series.runs]
-    runs = runs or [run for series in some for run in series.runs]
-    means = _means([{row["step"]: row.get("floor") for row in run["validation"]} for run in runs])
+    runs = [run for scheme in some if scheme.row.balanced for run in scheme.runs]
+    runs = runs or [run for scheme in some for run in scheme.runs]
+    means = _means_by_step([_evaluations(run["validation"], "floor") for run in runs])
     known = {step: value for step, value in means.items() if value is not None}
     return {"x": list(known), "y": list(known.values())}
 
 
-def _training(results: Results) -> list[tuple[Any, ...]]:
-    lines = []
-    for series in results.series:
-        found = [curve(series, name) for name in CURVES] if series.runs else [{}]
-        lines += [(series.label, step, *(each[step] for each in found)) for step in found[0]]
-    return lines
+def _evaluations(rows: Sequence[dict[str, Any]], name: str) -> ByStep:
+    return {row["step"]: row.get(name) for row in rows}
 
 
-def _means(runs: list[dict[int, float | None]]) -> dict[int, float | None]:
+def _means_by_step(runs: Sequence[ByStep]) -> ByStep:
     """At the steps that all have; None where one has no value."""
-    made: dict[int, float | None] = {}
+    made: ByStep = {}
     for step in sorted(set.intersection(*(set(run) for run in runs))) if runs else []:
         found = [run[step] for run in runs]
-        made[step] = None if None in found else short(float(np.mean(found)))  # type: ignore[arg-type]
+        made[step] = None if None in found else round_figure(float(np.mean(found)))  # type: ignore[arg-type]
     return made
 
 
-def _smooth(values: list[float | None]) -> list[float | None]:
-    """A running mean, narrower at the ends; a gap where a value is missing."""
-    reach = len(values) // SMOOTHED // 2
+def _running_mean(values: Sequence[float | None]) -> list[float | None]:
+    """Narrower at the ends; a gap where a value is missing."""
+    reach = len(values) // SMOOTHED_PARTS // 2
     around = [values[max(0, n - reach) : n + reach + 1] for n in range(len(values))]
     return [None if None in each else float(np.mean(each)) for each in around]  # type: ignore[arg-type]
 
 
-def _pictured(series: Series) -> dict[str, Any]:
-    return series.runs[0].get("figures", {})
+def _kept_figures(scheme: SchemeRuns) -> KeptFigures:
+    return scheme.runs[0].get("figures", {})
 
 
-def _frames(series: Series, name: str) -> dict[str, Any]:
-    return {"label": escape(series.label), **_pictured(series)[name]}
+def _has(scheme: SchemeRuns, name: str) -> bool:
+    return bool(_kept_figures(scheme).get(name))
 
 
-def _loads(series: Series) -> dict[str, Any]:
-    layers = [{**layer, "name": escape(layer["name"])} for layer in _pictured(series)["loads"]]
-    return {"label": escape(series.label), "layers": layers}
+def _scheme_frames(scheme: SchemeRuns, name: Literal["scores", "shifts"]) -> SchemeFrames:
+    kept = _kept_figures(scheme)[name]
+    return {"label": escape(scheme.label), "x": kept["x"], "frames": kept["frames"]}
+
+
+def _scheme_loads(scheme: SchemeRuns) -> SchemeLoads:
+    maps = _kept_figures(scheme)["loads"]
+    layers: list[LoadMap] = [{**layer, "name": escape(layer["name"])} for layer in maps]
+    return {"label": escape(scheme.label), "layers": layers}

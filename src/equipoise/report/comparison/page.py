@@ -1,4 +1,4 @@
-"""report: a comparison or a training as one HTML file.
+"""A comparison or a training as one HTML file.
 
     report("results")                    writes results/report.html and results/figures/*.csv
     report("docs/results/tiny.json")     the same from a rows.json: docs/results/tiny.html
@@ -13,19 +13,36 @@ import re
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
-from typing import Any
 
-from equipoise.report.comparison.figures import figures, tables
-from equipoise.report.comparison.read import read_results
-from equipoise.report.frame import fill, number, save
-from equipoise.results.comparison.answer import answer, rule
-from equipoise.results.comparison.columns import DECIDING, REST, Column
-from equipoise.results.comparison.differences import against
-from equipoise.results.comparison.rows import Results
-from equipoise.results.comparison.written import change_cells, change_heading, label
+from equipoise.report.comparison.figures import (
+    ComparisonFigures,
+    comparison_figures,
+    comparison_sheets,
+)
+from equipoise.report.frame import fill_page, save_page, wide_table
+from equipoise.report.sheets import Sheets
+from equipoise.results.columns import (
+    DECIDING_COLUMNS,
+    MORE_COLUMNS,
+    PAPER_COLUMNS,
+    UPDATE_RATE,
+    Column,
+)
+from equipoise.results.comparison.answer import comparison_answer, significance_note
+from equipoise.results.comparison.differences import baseline_row
+from equipoise.results.comparison.rows import ComparisonResults, SchemeRow, read_comparison
+from equipoise.results.comparison.tables import (
+    ChangeCell,
+    change_heading,
+    change_rows,
+    figure_rows,
+    has_intervals,
+    scheme_label,
+)
+from equipoise.results.run import VerdictRow
 
 
-def report(path: str | Path, out: str | Path | None = None) -> Path:
+def report_comparison(path: str | Path, out: str | Path | None = None) -> Path:
     """Write the page, and each figure's data beside it as CSV. Returns the page's path.
 
     Args:
@@ -33,134 +50,115 @@ def report(path: str | Path, out: str | Path | None = None) -> Path:
         out: the page; by default report.html in the folder, or beside the file and named as it is.
     """
     path = Path(path)
-    results = read_results(path)
-    made = figures(results)
-    sheets = tables(results, made)
+    results = read_comparison(path)
+    figures = comparison_figures(results)
+    sheets = comparison_sheets(results, figures)
     place = path.with_suffix(".html") if path.is_file() else path / "report.html"
-    return save(Path(out) if out else place, page(results, made, sheets), sheets)
+    return save_page(Path(out) if out else place, comparison_page(results, figures, sheets), sheets)
 
 
-def page(results: Results, made: dict[str, Any], sheets: dict[str, str]) -> str:
+def comparison_page(results: ComparisonResults, figures: ComparisonFigures, sheets: Sheets) -> str:
     """The page's text: a pure function of the results."""
     values = {
         "title": escape(f"equipoise: {results.title}"),
-        "answer": escape(answer(results)),
-        "table": table(results),
-        "meanings": meanings(DECIDING),
+        "answer": escape(comparison_answer(results)),
+        "table": deciding_table(results),
+        "meanings": column_meanings(DECIDING_COLUMNS),
         "differences": difference_table(results),
-        "rest": rest_table(results),
-        "rest_meanings": meanings(REST),
+        "rest": more_table(results),
+        "rest_meanings": column_meanings(MORE_COLUMNS),
         "verdicts": verdict_table(results),
     }
-    return fill("page", values, made, sheets)
+    return fill_page("comparison", values, figures, sheets)
 
 
-def table(results: Results) -> str:
+def deciding_table(results: ComparisonResults) -> str:
     """The figures people decide by."""
-    rows = [
-        [label(row), *(each.cell(row, spread=True) for each in DECIDING)] for row in results.rows
-    ]
-    return _html_table("results", ["scheme", *(each.name for each in DECIDING)], rows)
+    rows = figure_rows(results.rows, DECIDING_COLUMNS, spread=True)
+    heads = ["scheme", *(each.name for each in DECIDING_COLUMNS)]
+    return wide_table(heads, _html_rows(rows), "results")
 
 
-def difference_table(results: Results) -> str:
-    """Paired by seed, with intervals; those that are real are marked."""
-    base, lines = against(results.rows), change_cells(results.rows, DECIDING)
+def difference_table(results: ComparisonResults) -> str:
+    """Paired by seed, with intervals; those that are significant are marked."""
+    base, lines = baseline_row(results.rows), change_rows(results.rows, DECIDING_COLUMNS)
     if base is None or not lines:
         return "<p id=differences>Nothing to compare with.</p>"
-    heads = [f"less {base['label']}", *(change_heading(each) for each in DECIDING)]
+    heads = [f"less {base.label}", *(change_heading(each) for each in DECIDING_COLUMNS)]
     body = "".join(
-        f"<tr><td>{escape(label(row))}</td>{''.join(_change(text, real) for text, real in cells)}</tr>"
+        f"<tr><td>{escape(scheme_label(row))}</td>{''.join(map(_change_cell, cells))}</tr>"
         for row, cells in lines
     )
-    heading = "".join(f"<th>{escape(each)}</th>" for each in heads)
-    made = (
-        "<div class=wide><table "
-        f"id=differences><thead><tr>{heading}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
-    intervals = any(real is not None for _, cells in lines for _, real in cells)
-    told = (
-        rule(results)
-        if intervals
+    note = (
+        significance_note(results)
+        if has_intervals(lines)
         else "One seed: no intervals, and no difference is known to be more than chance."
     )
-    return f'{made}<p class="note">{escape(told)}</p>'
+    return f'{wide_table(heads, body, "differences")}<p class="note">{escape(note)}</p>'
 
 
-def rest_table(results: Results) -> str:
-    heading = [
-        "scheme",
-        "seeds",
-        "u",
-        *(each.name for each in REST),
-        "paper: u",
-        "paper: loss",
-        "paper: imbalance",
+def more_table(results: ComparisonResults) -> str:
+    """The other figures, and what the paper reports."""
+    columns = (UPDATE_RATE, *MORE_COLUMNS, *PAPER_COLUMNS)
+    heads = ["scheme", "seeds", *(each.name for each in columns)]
+    return wide_table(heads, _html_rows(map(_more_cells, results.rows)), "rest")
+
+
+def _more_cells(row: SchemeRow) -> list[str]:
+    about = row.about
+    return [
+        scheme_label(row),
+        str(row.seeds),
+        UPDATE_RATE.text(about["update_rate"]),
+        *(each.cell(row.figures, spread=True) for each in MORE_COLUMNS),
+        *(each.text(about["paper"].get(each.key)) for each in PAPER_COLUMNS),
     ]
-    rows = []
-    for row in results.rows:
-        paper = row["paper"]
-        rows.append(
-            [label(row), str(row["seeds"]), number(row["update_rate"], "{:g}")]
-            + [each.cell(row, spread=True) for each in REST]
-            + [number(paper["update_rate"], "{:g}"), number(paper["validation_loss"], "{:.3f}")]
-            + [number(paper["imbalance"], "{:.3f}")]
-        )
-    return _html_table("rest", heading, rows)
 
 
-def meanings(columns: Iterable[Column]) -> str:
+def column_meanings(columns: Iterable[Column]) -> str:
     return " ".join(f"<b>{escape(each.name)}</b>: {escape(each.meaning)}." for each in columns)
 
 
-def verdict_table(results: Results) -> str:
+def verdict_table(results: ComparisonResults) -> str:
     """Statements down, schemes across: a tick with its margin, a cross, or why it does not apply
     (on hovering).
     """
     found = {
-        series.label: series.runs[0]["measured"].get("verdicts")
-        for series in results.series
-        if series.runs
+        scheme.label: verdicts
+        for scheme in results.schemes
+        if scheme.runs and (verdicts := scheme.runs[0]["measured"].get("verdicts"))
     }
-    found = {label: each for label, each in found.items() if each}
     if not found:
         return "<p>No verdicts: a run has them once `equipoise compare` has measured it.</p>"
     names = [verdict["name"] for verdict in next(iter(found.values()))]
-    heads = "".join(f"<th>{escape(label)}</th>" for label in ("statement", *found))
-    body = []
-    for n, name in enumerate(names):
-        cells = "".join(_verdict(each[n]) for each in found.values())
-        body.append(f"<tr><td>{escape(name)}</td>{cells}</tr>")
-    return (
-        "<div class=wide><table "
-        f"id=verdicts><thead><tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+    body = "".join(
+        f"<tr><td>{escape(name)}</td>"
+        f"{''.join(_verdict_cell(each[n]) for each in found.values())}</tr>"
+        for n, name in enumerate(names)
     )
+    return wide_table(("statement", *found), body, "verdicts")
 
 
-def _verdict(verdict: dict[str, Any]) -> str:
-    told = escape(str(verdict["why"]), quote=True)
+def _verdict_cell(verdict: VerdictRow) -> str:
+    why = escape(str(verdict["why"]), quote=True)
     if not verdict["applies"]:
-        return f'<td class=mute title="{told}">n/a</td>'
+        return f'<td class=mute title="{why}">n/a</td>'
     kind, sign = ("good", "✓") if verdict["holds"] else ("bad", "✗")
-    return f'<td class={kind} title="{told}">{sign} {verdict["margin"]:.2g}</td>'
+    return f'<td class={kind} title="{why}">{sign} {verdict["margin"]:.2g}</td>'
 
 
-def _change(text: str, real: bool | None) -> str:
-    kind = "" if not real else " class=good" if text.startswith("-") else " class=bad"
-    return f"<td{kind}>{_stacked(text)}</td>"
+def _change_cell(cell: ChangeCell) -> str:
+    lower = cell.text.startswith("-")
+    kind = "" if not cell.significant else " class=good" if lower else " class=bad"
+    return f"<td{kind}>{_stack_interval(cell.text)}</td>"
 
 
-def _stacked(text: str) -> str:
+def _stack_interval(text: str) -> str:
     """A number's ± goes below it, so that the table is no wider than the page."""
     return re.sub(r" (± [^ ]+)(.*)", r"\2<small>\1</small>", escape(text))
 
 
-def _html_table(name: str, heading: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    heads = "".join(f"<th>{escape(each)}</th>" for each in heading)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{_stacked(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    return (
-        "<div class=wide><table "
-        f"id={name}><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
+def _html_rows(rows: Iterable[Iterable[str]]) -> str:
+    return "".join(
+        f"<tr>{''.join(f'<td>{_stack_interval(cell)}</td>' for cell in row)}</tr>" for row in rows
     )

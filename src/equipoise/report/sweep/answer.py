@@ -2,55 +2,61 @@
 
 from __future__ import annotations
 
-from equipoise.report.sweep.read import SHORT, Row, Sweep, setting
+from equipoise.results.columns import VALIDATION_IMBALANCE, VALIDATION_LOSS, setting_column
+from equipoise.results.sweep import SettingRow, SweepTable
 
 
-def answer(sweep: Sweep) -> str:
+def sweep_answer(table: SweepTable) -> str:
     """Which setting of which scheme has the lowest loss, how far the others' best are, and what to
     doubt.
     """
-    if not sweep.best:
-        return f"No setting has finished in full, so there is no best one.{_trouble(sweep)}"
-    first = min(sweep.best, key=lambda row: row["validation_loss"])
-    told = (
-        f"Of {len(sweep.rows)} settings, {_named(first)} has the lowest validation loss "
-        f"({first['validation_loss']:.4f})"
+    if not table.best:
+        return f"No setting has finished in full, so there is no best one.{_unfinished(table)}"
+    losses = [_mean_of(row, VALIDATION_LOSS.key) for row in table.best]
+    first = table.best[losses.index(min(losses))]
+    said = (
+        f"Of {len(table.rows)} settings, {_name_setting(first)} has the lowest validation loss "
+        f"({VALIDATION_LOSS.text(min(losses))})"
     )
-    if len(sweep.best) > 1:
-        apart = max(row["validation_loss"] for row in sweep.best) - first["validation_loss"]
-        even = min(sweep.best, key=lambda row: row["imbalance"])
-        told += (
-            f"; the best of the {len(sweep.best)} schemes lie within {apart:.4f}, and the most "
-            f"even of them is {_named(even)} "
-            f"({even['imbalance']:.1%} off target on average)"
+    if len(table.best) > 1:
+        even = min(table.best, key=lambda row: _mean_of(row, VALIDATION_IMBALANCE.key))
+        said += (
+            f"; the best of the {len(table.best)} schemes lie within "
+            f"{max(losses) - min(losses):.4f}, and the most even of them is {_name_setting(even)} "
+            f"({_mean_of(even, VALIDATION_IMBALANCE.key):.1%} off target on average)"
         )
-    return f"{told}. {_chance(sweep.seeds)}{_ends(sweep)}{_trouble(sweep)}"
+    return f"{said}. {_role_of_chance(table.seeds)}{_ends_of_axes(table)}{_unfinished(table)}"
 
 
-def _named(row: Row) -> str:
-    said = setting(row)
-    return f"{row['label']} with {said}" if said else str(row["label"])
+def _mean_of(row: SettingRow, key: str) -> float:
+    """Of a best setting, all of whose trials have finished."""
+    mean = row.figures[key].mean
+    assert mean is not None, row
+    return mean
 
 
-def _chance(seeds: int) -> str:
+def _name_setting(row: SettingRow) -> str:
+    settings = row.described_settings()
+    return f"{row.label} with {settings}" if settings else row.label
+
+
+def _role_of_chance(seeds: int) -> str:
     if seeds == 1:
         return "One seed, and the lowest of many: how much of that is chance is not known."
     return f"Means over {seeds} seeds; the lowest of many is still partly luck."
 
 
-def _ends(sweep: Sweep) -> str:
+def _ends_of_axes(table: SweepTable) -> str:
     names = [
-        f"{' and '.join(SHORT.get(key, key) for key in row['at_the_end'])} of {row['label']}"
-        for row in sweep.best
-        if row["at_the_end"]
+        f"{' and '.join(setting_column(key).name for key in row.at_the_end)} of {row.label}"
+        for row in table.best
+        if row.at_the_end
     ]
-    return (
-        f" At an end of what was tried, so that better may lie beyond: {'; '.join(names)}."
-        if names
-        else ""
-    )
+    if not names:
+        return ""
+    return f" At an end of what was tried, so that better may lie beyond: {'; '.join(names)}."
 
 
-def _trouble(sweep: Sweep) -> str:
-    counts = {"failed": len(sweep.failed), "not finished": len(sweep.unfinished)}
+def _unfinished(table: SweepTable) -> str:
+    counts = {"failed": len(table.failed), "not finished": len(table.unfinished)}
     return "".join(f" Trials {name}: {count}." for name, count in counts.items() if count)

@@ -1,68 +1,73 @@
 """The page of a sweep: the best setting of each scheme, loss and imbalance against u, all settings,
 and what failed.
 
-Built as the page of a comparison is (page.py): it holds everything, and without JavaScript answer
-and tables still read.
+Built as the page of a comparison is: it holds everything, and without JavaScript answer and tables
+still read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from equipoise.report.frame import fill, save, with_spread
-from equipoise.report.sweep.answer import answer
-from equipoise.report.sweep.figures import figures, tables
-from equipoise.report.sweep.read import SHORT, Row, Sweep, read_sweep, written
+from equipoise.report.frame import fill_page, save_page, wide_table
+from equipoise.report.sheets import Sheets
+from equipoise.report.sweep.answer import sweep_answer
+from equipoise.report.sweep.figures import sweep_figures, sweep_sheets
+from equipoise.results.columns import SWEEP_COLUMNS, setting_column
+from equipoise.results.sweep import (
+    FailedTrial,
+    SettingRow,
+    SweepResults,
+    load_sweep,
+)
 
-COLUMNS = {
-    "validation loss": ("validation_loss", "{:.4f}"),
-    "imbalance": ("imbalance", "{:.4f}"),
-    "MaxVio": ("max_violation", "{:.3f}"),
-}
+COMMON_SETTINGS = (
+    "preset",
+    "data",
+    "steps",
+    "batch_size",
+    "learning_rate",
+    "weight_decay",
+    "seed",
+)
+"""that a reader asks for first"""
 
 
 def report_sweep(folder: str | Path, out: str | Path | None = None) -> Path:
     """Write the page, by default report.html in the folder, and each figure's data beside it as
     CSV.
     """
-    sweep, path = read_sweep(Path(folder)), Path(out) if out else Path(folder) / "report.html"
-    sheets = tables(sweep)
-    return save(path, page(sweep, sheets), sheets)
+    sweep, path = load_sweep(Path(folder)), Path(out) if out else Path(folder) / "report.html"
+    sheets = sweep_sheets(sweep.table)
+    return save_page(path, sweep_page(sweep, sheets), sheets)
 
 
-def page(sweep: Sweep, sheets: dict[str, str]) -> str:
+def sweep_page(sweep: SweepResults, sheets: Sheets) -> str:
     """The page's text: a pure function of the sweep."""
+    table = sweep.table
     values = {
         "title": escape(f"equipoise sweep: {sweep.title}"),
-        "answer": escape(answer(sweep)),
-        "best": table("best", sweep, sweep.best),
-        "settings": table("settings", sweep, sweep.rows),
-        "failed": failures(sweep.failed),
-        "common": escape(
-            ", ".join(
-                f"{SHORT.get(key, key)} {written(sweep.common.get(key))}" for key in _told(sweep)
-            )
-        ),
+        "answer": escape(sweep_answer(table)),
+        "best": settings_table("best", table.axes, table.best),
+        "settings": settings_table("settings", table.axes, table.rows),
+        "failed": failure_list(table.failed),
+        "common": escape(_common_settings(sweep)),
     }
-    return fill("sweep", values, figures(sweep), sheets)
+    return fill_page("sweep", values, sweep_figures(table), sheets)
 
 
-def table(name: str, sweep: Sweep, rows: Iterable[Row]) -> str:
-    heads = ["scheme", *(SHORT.get(key, key) for key in sweep.axes), *COLUMNS, "finished"]
+def settings_table(name: str, axes: Sequence[str], rows: Iterable[SettingRow]) -> str:
+    columns = [*map(setting_column, axes), *SWEEP_COLUMNS]
     body = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in _cells(sweep, row))}</tr>"
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in _setting_cells(axes, row))}</tr>"
         for row in rows
     )
-    heading = "".join(f"<th>{escape(each)}</th>" for each in heads)
-    return (
-        "<div class=wide><table "
-        f"id={name}><thead><tr>{heading}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+    return wide_table(["scheme", *(each.name for each in columns), "finished"], body, name)
 
 
-def failures(failed: list[Row]) -> str:
+def failure_list(failed: Sequence[FailedTrial]) -> str:
     if not failed:
         return "<p>None.</p>"
     body = "".join(
@@ -72,13 +77,12 @@ def failures(failed: list[Row]) -> str:
     return f"<dl id=failed>{body}</dl>"
 
 
-def _cells(sweep: Sweep, row: Row) -> list[str]:
-    settings = [written(row["settings"].get(key)) for key in sweep.axes]
-    figures = [with_spread(row, name, form) for name, form in COLUMNS.values()]
-    return [row["label"], *settings, *figures, f"{row['finished']} of {row['trials']}"]
+def _setting_cells(axes: Sequence[str], row: SettingRow) -> list[str]:
+    settings = [setting_column(key).text(row.settings.get(key)) for key in axes]
+    figures = [column.cell(row.figures, spread=True) for column in SWEEP_COLUMNS]
+    return [row.label, *settings, *figures, f"{row.finished} of {row.trials}"]
 
 
-def _told(sweep: Sweep) -> list[str]:
-    """The settings in common that a reader asks for first."""
-    first = ("preset", "data", "steps", "batch_size", "learning_rate", "weight_decay", "seed")
-    return [key for key in first if key in sweep.common]
+def _common_settings(sweep: SweepResults) -> str:
+    columns = [setting_column(key) for key in COMMON_SETTINGS if key in sweep.common]
+    return ", ".join(f"{each.name} {each.text(sweep.common[each.key])}" for each in columns)

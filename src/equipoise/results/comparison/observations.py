@@ -13,20 +13,20 @@ The paper trained each scheme once, so its own figures have no interval.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from equipoise.results.comparison.differences import Difference, Row, paired, values
+from equipoise.results.comparison.differences import Difference, paired_difference
+from equipoise.results.comparison.rows import SchemeRow
+from equipoise.results.sweep import SettingRow
 
-REPRODUCED, NOT, UNKNOWN = "reproduced", "not reproduced", "cannot be told here"
+REPRODUCED, NOT_REPRODUCED, UNDECIDED = "reproduced", "not reproduced", "cannot be told here"
 SIGN, INVERSE, ROOT, AUX = "deepseek", "inverse", "inverse_sqrt", "aux"
-SCHEMES = (SIGN, INVERSE, ROOT, AUX)
+PAPER_SCHEMES = (SIGN, INVERSE, ROOT, AUX)
 PAPERS_RATE = 1e-3
 """the u that the paper found best for the sign rule"""
-LOSS, LEVEL = "validation_loss", "imbalance"
-SHORT = {LOSS: "loss", LEVEL: "imbalance"}
+LOSS, IMBALANCE = "validation_loss", "imbalance"
+CLAIM_NAMES = {LOSS: "loss", IMBALANCE: "imbalance"}
 
 
 class Claim(NamedTuple):
@@ -46,33 +46,36 @@ class Observation(NamedTuple):
     """the figures measured here"""
 
 
-def observe(rows: Sequence[Row], search: Sequence[Row] = ()) -> list[Observation]:
+def observe(rows: Sequence[SchemeRow], search: Sequence[SettingRow] = ()) -> list[Observation]:
     """The seven lines, from a comparison's rows and, for the first, those of a search of u
     (`equipoise sweep`).
     """
-    by_name = {row["name"]: row for row in rows}
+    by_name = {row.name: row for row in rows}
     return [
-        _best_rate(search),
-        _from_claims(
-            2, "u/sqrt n: lowest loss, highest imbalance", by_name, _extreme(ROOT, LOSS, LEVEL)
+        _best_rate_of_sign(search),
+        _judge_order(
+            2, "u/sqrt n: lowest loss, highest imbalance", by_name, _extreme(ROOT, LOSS, IMBALANCE)
         ),
-        _from_claims(
-            3, "auxiliary loss: lowest imbalance, highest loss", by_name, _extreme(AUX, LEVEL, LOSS)
+        _judge_order(
+            3,
+            "auxiliary loss: lowest imbalance, highest loss",
+            by_name,
+            _extreme(AUX, IMBALANCE, LOSS),
         ),
-        _from_claims(
+        _judge_order(
             4,
             "u/n and the sign rule lie between, u/n slightly more even",
             by_name,
             (*_between(), _MORE_EVEN),
         ),
-        _drift(by_name),
-        _diameter(by_name),
-        _histograms(by_name),
+        _shift_drift(by_name),
+        _shift_diameter(by_name),
+        _score_histograms(by_name),
     ]
 
 
 def _extreme(name: str, lowest: str, highest: str) -> tuple[Claim, ...]:
-    others = [each for each in SCHEMES if each != name]
+    others = [each for each in PAPER_SCHEMES if each != name]
     return (
         *(Claim(lowest, name, each) for each in others),
         *(Claim(highest, each, name) for each in others),
@@ -86,131 +89,134 @@ def _between() -> tuple[Claim, ...]:
         for claim in (
             Claim(LOSS, ROOT, name),
             Claim(LOSS, name, AUX),
-            Claim(LEVEL, AUX, name),
-            Claim(LEVEL, name, ROOT),
+            Claim(IMBALANCE, AUX, name),
+            Claim(IMBALANCE, name, ROOT),
         )
     )
 
 
-_MORE_EVEN = Claim(LEVEL, INVERSE, SIGN)
+_MORE_EVEN = Claim(IMBALANCE, INVERSE, SIGN)
 
 
-def _from_claims(
-    number: int, says: str, rows: dict[str, Row], claims: Sequence[Claim]
+def _judge_order(
+    number: int, says: str, rows: dict[str, SchemeRow], claims: Sequence[Claim]
 ) -> Observation:
-    if missing := [name for name in SCHEMES if not rows.get(name, {}).get("seeds")]:
-        return Observation(number, says, UNKNOWN, f"no finished run of {', '.join(missing)}")
+    if missing := [name for name in PAPER_SCHEMES if name not in rows or not rows[name].seeds]:
+        return Observation(number, says, UNDECIDED, f"no finished run of {', '.join(missing)}")
     found = [
         (
             claim,
-            paired(
-                values(rows[claim.lower], claim.figure), values(rows[claim.higher], claim.figure)
+            paired_difference(
+                rows[claim.lower].values_of(claim.figure),
+                rows[claim.higher].values_of(claim.figure),
             ),
         )
         for claim in claims
     ]
-    told = "; ".join(
-        f"{SHORT[claim.figure]} {claim.lower} - {claim.higher} {_written(each)}"
+    evidence = "; ".join(
+        f"{CLAIM_NAMES[claim.figure]} {claim.lower} - {claim.higher} {_difference_text(each)}"
         for claim, each in found
     )
-    return Observation(number, says, judge([each for _, each in found]), told)
+    return Observation(number, says, judge_claims([each for _, each in found]), evidence)
 
 
-def judge(found: Sequence[Difference | None]) -> str:
+def judge_claims(found: Sequence[Difference | None]) -> str:
     """Claims are that each difference is below 0."""
     intervals = [None if each is None else each.interval for each in found]
     if any(each is not None and each[0] > 0 for each in intervals):
-        return NOT
+        return NOT_REPRODUCED
     return (
         REPRODUCED
         if intervals and all(each is not None and each[1] < 0 for each in intervals)
-        else UNKNOWN
+        else UNDECIDED
     )
 
 
-def _written(found: Difference | None) -> str:
+def _difference_text(found: Difference | None) -> str:
     if found is None:
         return "unknown"
     return f"{found.mean:+.4f}" + ("" if found.half is None else f" ± {found.half:.4f}")
 
 
-def _best_rate(search: Sequence[Row]) -> Observation:
+def _best_rate_of_sign(search: Sequence[SettingRow]) -> Observation:
     says = f"the sign rule's best u is {PAPERS_RATE:g}"
     losses = {
-        row["settings"]["update_rate"]: values(row, LOSS)
+        row.settings["update_rate"]: row.figures[LOSS].values
         for row in search
-        if row["settings"].get("balancer") == SIGN
+        if row.settings.get("balancer") == SIGN
     }
     if PAPERS_RATE not in losses or len(losses) < 2:
         return Observation(
-            1, says, UNKNOWN, "needs a search: equipoise sweep paper-tiny, then --search FOLDER"
+            1, says, UNDECIDED, "needs a search: equipoise sweep paper-tiny, then --search FOLDER"
         )
     others = {
-        rate: paired(losses[PAPERS_RATE], found)
+        rate: paired_difference(losses[PAPERS_RATE], found)
         for rate, found in losses.items()
         if rate != PAPERS_RATE
     }
-    told = "; ".join(
-        f"loss at {PAPERS_RATE:g} - at {rate:g} {_written(each)}"
+    evidence = "; ".join(
+        f"loss at {PAPERS_RATE:g} - at {rate:g} {_difference_text(each)}"
         for rate, each in sorted(others.items())
     )
-    return Observation(1, says, judge(list(others.values())), told)
+    return Observation(1, says, judge_claims(list(others.values())), evidence)
 
 
-def _drift(rows: dict[str, Row]) -> Observation:
+def _shift_drift(rows: dict[str, SchemeRow]) -> Observation:
     """Under u/n and u/sqrt n gaps sum to 0, so their mean stays 0 but for rounding: an identity and
     not a finding.
     """
     says = "shifts drift to the right under the sign rule, and stay centred under u/n and u/sqrt n"
     means = {
-        name: values(rows[name], "shift_mean") for name in (SIGN, INVERSE, ROOT) if name in rows
+        name: rows[name].values_of("shift_mean") for name in (SIGN, INVERSE, ROOT) if name in rows
     }
     if len(means) < 3 or not all(means.values()):
-        return Observation(5, says, UNKNOWN, "no shifts were recorded")
-    zeros = dict.fromkeys(means[SIGN], 0.0)
-    drift = paired(zeros, means[SIGN])
+        return Observation(5, says, UNDECIDED, "no shifts were recorded")
+    zeros = dict.fromkeys((seed for found in means.values() for seed in found), 0.0)
+    drift = paired_difference(zeros, means[SIGN])
     centred = all(abs(value) < 1e-4 for name in (INVERSE, ROOT) for value in means[name].values())
-    told = "; ".join(
-        f"mean shift of {name} at the end {_written(paired(found, dict.fromkeys(found, 0.0)))}"
+    evidence = "; ".join(
+        f"mean shift of {name} at the end {_difference_text(paired_difference(found, zeros))}"
         for name, found in means.items()
     )
-    return Observation(5, says, judge([drift]) if centred else NOT, told)
+    return Observation(5, says, judge_claims([drift]) if centred else NOT_REPRODUCED, evidence)
 
 
-def _diameter(rows: dict[str, Row]) -> Observation:
+def _shift_diameter(rows: dict[str, SchemeRow]) -> Observation:
     says = "max p - min p stays below 1 without being enforced"
     largest = {
         name: max(found.values())
         for name, row in rows.items()
-        if (found := values(row, "shift_diameter"))
+        if (found := row.values_of("shift_diameter"))
     }
     largest = {name: value for name, value in largest.items() if value > 0}
     if not largest:
-        return Observation(6, says, UNKNOWN, "no shifts were recorded")
-    told = "largest over layers, recorded steps and seeds: " + ", ".join(
+        return Observation(6, says, UNDECIDED, "no shifts were recorded")
+    evidence = "largest over layers, recorded steps and seeds: " + ", ".join(
         f"{k} {v:.3f}" for k, v in largest.items()
     )
-    return Observation(6, says, REPRODUCED if max(largest.values()) < 1 else NOT, told)
+    return Observation(
+        6, says, REPRODUCED if max(largest.values()) < 1 else NOT_REPRODUCED, evidence
+    )
 
 
-def _histograms(rows: dict[str, Row]) -> Observation:
+def _score_histograms(rows: dict[str, SchemeRow]) -> Observation:
     """The paper shows pictures and states no figure, so nothing can be refuted: how the spread of
     the scores went here.
     """
     says = "the evolution of the score histograms (figure 3)"
-    told = [
-        f"{name} {row['score_spread_first']:.2f} to {row['score_spread_last']:.2f}"
+    spreads = [
+        f"{name} {row.mean_of('score_spread_first'):.2f} to {row.mean_of('score_spread_last'):.2f}"
         for name, row in rows.items()
-        if row.get("score_spread_first") is not None
+        if row.mean_of("score_spread_first") is not None
     ]
     evidence = (
         "the paper states no figure. Here the standard deviation of scores x E, first to "
         "last step: "
     )
-    return Observation(7, says, UNKNOWN, evidence + (", ".join(told) or "not recorded"))
+    return Observation(7, says, UNDECIDED, evidence + (", ".join(spreads) or "not recorded"))
 
 
-def as_text(observations: Sequence[Observation]) -> str:
+def observations_text(observations: Sequence[Observation]) -> str:
     lines = [
         f"{each.number}. {each.says}: {each.verdict.upper()}\n   {each.evidence}"
         for each in observations
@@ -218,7 +224,7 @@ def as_text(observations: Sequence[Observation]) -> str:
     return "The paper's observations (section 3), 95% intervals paired by seed\n" + "\n".join(lines)
 
 
-def as_markdown(observations: Sequence[Observation]) -> str:
+def observations_markdown(observations: Sequence[Observation]) -> str:
     lines = [
         f"| {each.number} | {each.says} | **{each.verdict}** | {each.evidence} |"
         for each in observations
@@ -230,17 +236,3 @@ def as_markdown(observations: Sequence[Observation]) -> str:
             *lines,
         ]
     )
-
-
-def read_search(path: Path) -> list[Row]:
-    try:
-        return search_rows(json.loads(path.read_text(encoding="utf-8")), path)
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} cannot be read: it is not JSON, or damaged ({error})") from None
-
-
-def search_rows(content: Any, path: object) -> list[Row]:
-    """The rows of a sweep's table.json."""
-    if not isinstance(content, dict) or not isinstance(content.get("rows"), list):
-        raise ValueError(f"{path} is not the table.json of `equipoise sweep`")
-    return list(content["rows"])

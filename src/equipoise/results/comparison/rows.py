@@ -1,84 +1,132 @@
-"""results: what was kept of a comparison, as rows of a table: mean and spread over seeds for each
-scheme, and every value.
+"""rows: what was kept of a comparison, as rows of a table: mean, spread and values over seeds for each
+scheme.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypedDict
 
-from equipoise.results.comparison.columns import KEYS
+from equipoise.results.columns import COMPARISON_KEYS
+from equipoise.results.comparison.rows_file import KeptComparison, KeptRun, SchemeAbout, load_kept
+from equipoise.results.over_seeds import NOT_MEASURED, OverSeeds, figures_to_json
 
-Row = dict[str, Any]
-EQUAL_BALANCE = 2
+EQUAL_BALANCE_FORMAT = 2
 """format of measured.json since which given_up is at equal balance: what earlier ones call so is
 another figure
 """
 
 
-@dataclass(frozen=True)
-class Series:
-    """One scheme: its row of the table, and its finished runs, one for each seed (keep.py says what
-    a run has).
-    """
+class FailedSeed(TypedDict):
+    seed: int
+    error: str
 
-    row: Row
-    runs: list[dict[str, Any]]
+
+@dataclass(frozen=True)
+class SchemeRow:
+    """One scheme of a comparison: a row of its table."""
+
+    about: SchemeAbout
+    """its entry in the manifest"""
+    seeds: int
+    """runs that have finished"""
+    failed: list[FailedSeed] = field(default_factory=list)
+    """runs that have not"""
+    figures: dict[str, OverSeeds] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.about["name"]
 
     @property
     def label(self) -> str:
-        return str(self.row["label"])
+        return self.about["label"]
+
+    @property
+    def balanced(self) -> bool:
+        return self.about.get("balancer") != "none"
+
+    def mean_of(self, key: str) -> float | None:
+        return self.figures.get(key, NOT_MEASURED).mean
+
+    def values_of(self, key: str) -> dict[str, float]:
+        """By seed."""
+        return self.figures.get(key, NOT_MEASURED).values
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in table.json."""
+        return {
+            **self.about,
+            "seeds": self.seeds,
+            "failed": self.failed,
+            "values": {key: figure.values for key, figure in self.figures.items()},
+            **figures_to_json(self.figures),
+        }
 
 
 @dataclass(frozen=True)
-class Results:
+class SchemeRuns:
+    """One scheme: its row of the table, and its finished runs, one for each seed."""
+
+    row: SchemeRow
+    runs: list[KeptRun]
+
+    @property
+    def label(self) -> str:
+        return self.row.label
+
+
+@dataclass(frozen=True)
+class ComparisonResults:
     title: str
     preset: str
     steps: int
-    series: list[Series]
+    schemes: list[SchemeRuns]
 
     @property
-    def rows(self) -> list[Row]:
-        return [series.row for series in self.series]
+    def rows(self) -> list[SchemeRow]:
+        return [scheme.row for scheme in self.schemes]
 
 
-def results(kept: dict[str, Any]) -> Results:
+def read_comparison(path: Path) -> ComparisonResults:
+    """From a rows.json, or from the folder of a comparison or a training. Nothing is run."""
+    return comparison_results(load_kept(path))
+
+
+def comparison_results(kept: KeptComparison) -> ComparisonResults:
     about = kept["manifest"]
-    return Results(
+    return ComparisonResults(
         kept["title"],
         about["preset"],
         about["steps"],
-        [_series(kept, each) for each in about["schemes"]],
+        [_scheme_runs(kept, each) for each in about["schemes"]],
     )
 
 
-def _series(kept: dict[str, Any], scheme: dict[str, Any]) -> Series:
+def _scheme_runs(kept: KeptComparison, scheme: SchemeAbout) -> SchemeRuns:
     runs = [run for run in kept["runs"] if run["scheme"] == scheme["name"]]
     finished = [run for run in runs if "result" in run]
-    failed = [{"seed": run["seed"], "error": run["error"]} for run in runs if "result" not in run]
-    return Series(row(scheme, finished, failed), finished)
+    failed: list[FailedSeed] = [
+        {"seed": run["seed"], "error": run["error"]} for run in runs if "result" not in run
+    ]
+    return SchemeRuns(SchemeRow(scheme, len(finished), failed, over_runs(finished)), finished)
 
 
-def row(
-    scheme: dict[str, Any], finished: Sequence[dict[str, Any]], failed: Sequence[dict[str, Any]]
-) -> Row:
-    """Mean, spread (standard deviation) and values by seed of each figure; None for what was not
-    measured.
-    """
-    made: Row = {**scheme, "seeds": len(finished), "failed": list(failed), "values": {}}
-    for key in KEYS:
-        found = {
-            str(run["seed"]): value for run in finished if (value := _value(run, key)) is not None
-        }
-        made["values"][key] = found
-        made[key] = statistics.fmean(found.values()) if found else None
-        made[f"{key}_spread"] = statistics.stdev(found.values()) if len(found) > 1 else None
-    return made
+def over_runs(finished: Sequence[KeptRun]) -> dict[str, OverSeeds]:
+    """Each figure over the runs that have it."""
+    figures = [(str(run["seed"]), _figures_of(run)) for run in finished]
+    return {
+        key: OverSeeds.of_values(
+            {seed: value for seed, found in figures if (value := found.get(key)) is not None}
+        )
+        for key in COMPARISON_KEYS
+    }
 
 
-def _value(run: dict[str, Any], key: str) -> float | None:
-    if key == "given_up" and run["measured"].get("format", 0) < EQUAL_BALANCE:
-        return None
-    return {**run["result"], **run["measured"]}.get(key)
+def _figures_of(run: KeptRun) -> Mapping[str, Any]:
+    found: dict[str, Any] = {**run["result"], **run["measured"]}
+    if run["measured"].get("format", 0) < EQUAL_BALANCE_FORMAT:
+        found.pop("given_up", None)
+    return found

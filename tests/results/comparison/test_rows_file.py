@@ -5,15 +5,16 @@ import json
 
 import pytest
 
-from equipoise.results.comparison import keep, thin
-from equipoise.results.comparison.columns import COLUMNS
-from equipoise.results.comparison.rows import results
+from equipoise.results.columns import COMPARISON_COLUMNS
+from equipoise.results.comparison.condense import condense_curves
+from equipoise.results.comparison.rows import comparison_results
+from equipoise.results.comparison.rows_file import read_rows, write_rows
 from tests.results.comparison.made import comparison
 
 
 def test_what_was_written_is_read(tmp_path):
     made = comparison()
-    assert keep.read(keep.write(made, tmp_path / "rows.json")) == made
+    assert read_rows(write_rows(made, tmp_path / "rows.json")) == made
 
 
 def without(*path):
@@ -49,7 +50,7 @@ def test_damage_is_told_by_name(tmp_path, change):
     made = copy.deepcopy(comparison())
     change(made)
     with pytest.raises(ValueError, match=r"rows\.json is damaged"):
-        keep.read(keep.write(made, tmp_path / "rows.json"))
+        read_rows(write_rows(made, tmp_path / "rows.json"))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,7 @@ def test_damage_is_told_by_name(tmp_path, change):
 def test_other_files_are_refused(tmp_path, text, told):
     (tmp_path / "some.json").write_text(text)
     with pytest.raises(ValueError, match=rf"some\.json.*{told}"):
-        keep.read(tmp_path / "some.json")
+        read_rows(tmp_path / "some.json")
 
 
 def test_long_curves_become_short_and_keep_their_mean():
@@ -72,7 +73,7 @@ def test_long_curves_become_short_and_keep_their_mean():
         {"step": n + 1, "imbalance": float(n % 7), "loss": 1.0, "idle_share": 0.5}
         for n in range(9000)
     ]
-    made = thin.curves(rows)
+    made = condense_curves(rows)
     assert len(made["step"]) == 300
     assert made["step"][-1] == 9000
     assert sum(made["imbalance"]) / 300 == pytest.approx(
@@ -81,7 +82,7 @@ def test_long_curves_become_short_and_keep_their_mean():
 
 
 def test_missing_and_infinite_values_are_gaps():
-    made = thin.curves(
+    made = condense_curves(
         [{"step": 1, "imbalance": 1.0, "loss": float("nan"), "idle_share": None}, {"step": 2}]
     )
     assert (made["imbalance"], made["loss"], made["idle_share"]) == (
@@ -92,6 +93,9 @@ def test_missing_and_infinite_values_are_gaps():
 
 
 def test_columns_nobody_has_show_a_dash():
-    [row] = results(comparison(seeds=1, schemes=("deepseek",))).rows
-    bare = {key: None if not isinstance(value, dict) else {} for key, value in row.items()}
-    assert {column.cell(bare, spread=True) for column in COLUMNS} == {"-"}
+    assert {column.cell({}, spread=True) for column in COMPARISON_COLUMNS} == {"-"}
+    kept = comparison(seeds=1, schemes=("deepseek",))
+    del kept["runs"][0]["result"], kept["runs"][0]["measured"]
+    kept["runs"][0]["error"] = "no memory"
+    [row] = comparison_results(kept).rows
+    assert {column.cell(row.figures, spread=True) for column in COMPARISON_COLUMNS} == {"-"}
