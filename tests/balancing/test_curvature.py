@@ -15,6 +15,8 @@ from equipoise.arena.replay import replay
 from equipoise.arena.streams import catalogue
 from equipoise.arena.streams.drifting import DriftingLogits
 from equipoise.arena.streams.stream import sampling_floor
+from equipoise.balancing.mathematics.gains import step_gains
+from equipoise.balancing.mathematics.newton import newton_step
 from equipoise.balancing.shift.curvature import CurvatureMove, count_pairs
 from equipoise.balancing.shift.flips import FlipMove, default_stride
 from equipoise.routing import route
@@ -85,7 +87,10 @@ def test_newton_solves_the_laplacian():
     gap = torch.tensor([1.0, -2.0, 0.5, 0.5, 1.0, -1.0], dtype=torch.float64)
     expected = torch.linalg.pinv(torch.diag(graph.sum(1)) - graph) @ gap
     torch.testing.assert_close(
-        move._newton(gap, torch.ones(6, dtype=torch.float64)), expected, rtol=1e-4, atol=1e-6
+        newton_step(move._state(), gap, torch.ones(6, dtype=torch.float64)),
+        expected,
+        rtol=1e-4,
+        atol=1e-6,
     )
 
 
@@ -98,7 +103,8 @@ def test_two_components_are_bridged():
     move.graph[0, 1] = move.graph[1, 0] = move.graph[2, 3] = move.graph[3, 2] = 1.0
     move.batches.fill_(1.0)
     move.seen.fill_(100.0)
-    step = move._newton(
+    step = newton_step(
+        move._state(),
         torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64),
         torch.ones(4, dtype=torch.float64),
     )
@@ -152,9 +158,9 @@ def test_an_expert_set_anew_starts_again():
     move.gain.fill_(0.01)
     move.doubt.fill_(0.0)
     size, calm = torch.tensor(1.0, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64)
-    move._gains(calm, size, torch.tensor([True, False, False, False]))
+    state, _ = step_gains(move._state(), calm, size, torch.tensor([True, False, False, False]))
     for expected in (1 / 2, 1 / 3, 1 / 4):
-        gains = move._gains(calm, size, torch.zeros(4, dtype=torch.bool))
+        state, gains = step_gains(state, calm, size, torch.zeros(4, dtype=torch.bool))
         torch.testing.assert_close(
             gains, torch.tensor([expected, 0.01, 0.01, 0.01]), check_dtype=False
         )

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from equipoise.balancing.shift.laplacian import solve_laplacian
+from equipoise.balancing.mathematics.laplacian import solve_laplacian
 
 
 def graph_of(num_experts, seed=0, sparse=0.0):

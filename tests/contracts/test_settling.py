@@ -10,6 +10,7 @@ import torch
 
 import equipoise
 from equipoise.balancing import Dual
+from equipoise.balancing.mathematics.smoothing import smoothing_gain
 from equipoise.balancing.shift.settling import Settling, belongs_to_settling
 from tests.contracts.table import NUM_EXPERTS, ROWS, assert_same_state, exact_scores, forward, train
 
@@ -42,7 +43,6 @@ def walk(steps, drift, noise, seed):
 
 def settle_all(shifts):
     settling = Settling(shifts.shape[1])
-    settling._start_unless(torch.tensor(False), shifts[0])
     for before, after in itertools.pairwise(shifts):
         settling.see(before, after)
     return settling
@@ -91,10 +91,10 @@ def test_next_to_no_noise_means_next_to_no_smoothing():
     settling.moved_short.fill_(1.0)
     for long in (2 - 1e-6, 2.0, 3.0):
         settling.moved_long.fill_(long)
-        assert settling._gain() > 0.999
+        assert smoothing_gain(settling.moved_short, settling.moved_long) > 0.999
     for long in (0.5, 1.0):
         settling.moved_long.fill_(long)
-        assert settling._gain() == pytest.approx(0.1)
+        assert smoothing_gain(settling.moved_short, settling.moved_long) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("row", DUALS, ids=str)

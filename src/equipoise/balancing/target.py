@@ -11,9 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from equipoise.balancing.mathematics.gap import load_gap, target_loads, token_count
 from equipoise.balancing.precise import Precise
-
-_ROUNDING = 1e-14  # of all choices, for each expert: far below one token of 10^13
 
 
 class Target(Precise):
@@ -37,22 +36,15 @@ class Target(Precise):
 
     def loads(self, total: Tensor) -> Tensor:
         """(E,) float64: the loads that `total` choices should give."""
-        return total * self.weights / self.whole
+        return target_loads(total, self.weights, self.whole)
 
     def gap(self, loads: Tensor) -> Tensor:
-        """L - A, (E,) float64: positive where an expert has too few.
-
-        Whole numbers are subtracted before anything is divided, so that a balanced expert has a gap
-        of exactly 0 even where T K / E is not a whole number (49 * (1 / 49) is not 1).
-        """
-        total = loads.sum()
-        gap = (total * self.weights - self.whole * loads) / self.whole
-        # weights such as 0.1 are rounded, and their sum is: what that leaves is no gap
-        return torch.where(gap.abs() <= _ROUNDING * total, 0.0, gap)
+        """L - A, (E,) float64: positive where an expert has too few, exactly 0 where it is right."""
+        return load_gap(loads, self.weights, self.whole)
 
     def tokens(self, loads: Tensor) -> Tensor:
         """T, the tokens behind these loads; at least 1, so that it can divide."""
-        return (loads.sum() / self.top_k).clamp_min(1.0)
+        return token_count(loads, self.top_k)
 
 
 def _check_weights(weights: Tensor, num_experts: int, top_k: int) -> None:

@@ -4,8 +4,8 @@ All of them descend the same dual function (the paper's eq. 28)
 
     f(p) = sum_i [sum of the K largest of gamma_i + p] - sum_k L_k p_k,        df/dp_k = A_k - L_k,
 
-so the gap L - A is its negative gradient. This file holds that one; quantile.py holds an exact
-coordinate step.
+so the gap L - A is its negative gradient. This file holds that one; quantile.py an exact
+coordinate step, curvature.py a Newton step.
 """
 
 from __future__ import annotations

@@ -16,18 +16,14 @@ fall between strides.
 
 from __future__ import annotations
 
-import math
-
-import torch
 from torch import Tensor
 
-from equipoise.balancing.shift.quantile import QuantileMove, boundary, within_groups
-from equipoise.balancing.target import Target
+from equipoise.balancing.mathematics.histogram import distance_to_flip, within_groups
+from equipoise.balancing.shift.quantile import QuantileMove, boundary
 from equipoise.routing import Routing
 
-_SLACK = (
-    4.0  # bins reach four times as far as quantile's: to find what jumped, Newton resolves the rest
-)
+# bins reach four times as far as quantile's: to find what jumped, Newton resolves the rest
+_SLACK = 4.0
 _SAMPLE, _MOST_STRIDE = 64, 16
 
 
@@ -52,15 +48,9 @@ class FlipMove(QuantileMove):
 
     @staticmethod
     def distance(scores: Tensor, routing: Routing, shift: Tensor) -> Tensor:
-        shifted = scores + shift
-        runner_up, margin = boundary(routing)
-        lead = shifted - shifted.gather(1, runner_up.unsqueeze(1))
-        distance = torch.where(lead > 0, lead, lead - margin.unsqueeze(1))
-        return (
-            distance
-            if routing.group_margin is None
-            else within_groups(distance, routing.group_margin)
-        )
+        distance = distance_to_flip(scores + shift, *boundary(routing))
+        group_margin = routing.group_margin
+        return distance if group_margin is None else within_groups(distance, group_margin)
 
     def count(self, scores: Tensor, routing: Routing, shift: Tensor) -> dict[str, Tensor]:
         stride = self.stride or default_stride(
@@ -75,30 +65,6 @@ class FlipMove(QuantileMove):
             group_margin=None if routing.group_margin is None else routing.group_margin[every],
         )
         return super().count(scores[every], sample, shift)
-
-    def slope(self, from_top: Tensor, target: Target) -> Tensor:
-        """(E,): the share of tokens an expert gains per unit of its own shift, between half and
-        twice its target load.
-
-        Ranks fall off exponentially there, rank(x) = L exp(-x / s), so that the slope at L is L
-        log(4) / (x(L/2) - x(2L)).
-        """
-        tokens = from_top[:, -1]
-        want = target.loads(tokens * target.top_k)
-        top, bottom = self.distance_of_rank(
-            from_top, torch.stack((want / 2, want * 2), dim=1)
-        ).unbind(1)
-        share = want / tokens.clamp_min(1)
-        return math.log(4) * share / (top - bottom).clamp_min(2 * self.width / self.bins)
-
-    def reach(self, from_top: Tensor, flipped: Tensor, leeway: float) -> Tensor:
-        """(E,): how far each shift must move to flip twice the share `flipped` of tokens, and
-        `leeway` tokens more.
-        """
-        chosen = from_top[:, self.bins // 2]  # all bins above 0
-        more = 2 * flipped.abs() * from_top[:, -1] + leeway
-        rank = torch.where(flipped > 0, chosen + more, chosen + 1 - more)
-        return self.distance_of_rank(from_top, rank.unsqueeze(1)).squeeze(1).abs()
 
     def extra_repr(self) -> str:
         return f"stride={self.stride or 'auto'}"

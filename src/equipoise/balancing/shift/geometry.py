@@ -16,11 +16,14 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from equipoise.balancing.mathematics.steps import euclidean_move, hypentropy_move
+
 Geometry = Callable[[Tensor, Tensor], Tensor]
 
 
 def euclidean(shift: Tensor, step: Tensor) -> Tensor:
-    return shift + step
+    """shift + step."""
+    return euclidean_move(shift, step)
 
 
 def hypentropy(width: float) -> Geometry:
@@ -28,9 +31,4 @@ def hypentropy(width: float) -> Geometry:
     if not width > 0:
         raise ValueError(f"width must be positive, not {width}")
 
-    def move(shift: Tensor, step: Tensor) -> Tensor:
-        # width * sinh(asinh(shift / width) + step), opened up so that a step of 0 gives back the
-        # shift to the last digit
-        return shift * step.cosh() + (shift.square() + width**2).sqrt() * step.sinh()
-
-    return move
+    return lambda shift, step: hypentropy_move(shift, step, width)

@@ -10,6 +10,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from equipoise.balancing.mathematics.steps import (
+    adagrad_step,
+    centered_step,
+    clipped_step,
+    ema_step,
+    momentum_step,
+    sign_step,
+    tanh_step,
+)
 from equipoise.balancing.precise import Precise
 from equipoise.balancing.shift.step_sizes import StepSize, checked_rate
 
@@ -31,7 +40,7 @@ class Sign(Part):
     """-1, 0 or 1: how far a load is off does not matter, only on which side (the paper's eq. 3)."""
 
     def forward(self, step: Tensor, n: Tensor) -> Tensor:
-        return step.sign()
+        return sign_step(step)
 
 
 class Tanh(Part):
@@ -42,7 +51,7 @@ class Tanh(Part):
         self.sharpness = _positive(sharpness, "sharpness")
 
     def forward(self, step: Tensor, n: Tensor) -> Tensor:
-        return (self.sharpness * step).tanh()
+        return tanh_step(step, self.sharpness)
 
 
 class Scale(Part):
@@ -62,8 +71,7 @@ class Center(Part):
     """
 
     def forward(self, step: Tensor, n: Tensor) -> Tensor:
-        # the mean in float64: then its last digit does not depend on the order of the experts
-        return step - step.double().mean().to(step.dtype)
+        return centered_step(step)
 
 
 class Clip(Part):
@@ -74,7 +82,7 @@ class Clip(Part):
         self.most = _positive(most, "most")
 
     def forward(self, step: Tensor, n: Tensor) -> Tensor:
-        return step.clamp(-self.most, self.most)
+        return clipped_step(step, self.most)
 
 
 class _Remembering(Part):
@@ -89,6 +97,11 @@ class _Remembering(Part):
             )
         self.register_buffer("memory", torch.zeros(num_experts))
 
+    def remember(self, value: Tensor) -> Tensor:
+        """Keep a value (E,) until the next update, and return it."""
+        self.memory.copy_(value)
+        return value
+
 
 class EMA(_Remembering):
     """m <- decay m + (1 - decay) step, and the step is m."""
@@ -100,7 +113,7 @@ class EMA(_Remembering):
         self.decay = _fraction(decay, "decay")
 
     def forward(self, step: Tensor, n: Tensor) -> Tensor:
-        return self.memory.lerp_(step, 1 - self.decay).clone()
+        return self.remember(ema_step(self.memory, step, self.decay))
 
 
 class Momentum(_Remembering):
@@ -113,7 +126,7 @@ class Momentum(_Remembering):
         self.decay = _fraction(decay, "decay")
 
     def forward(self, step: Tensor, n: Tensor) -> Tensor:
-        return self.memory.mul_(self.decay).add_(step).clone()
+        return self.remember(momentum_step(self.memory, step, self.decay))
 
 
 class AdaGrad(_Remembering):
@@ -122,8 +135,9 @@ class AdaGrad(_Remembering):
     """
 
     def forward(self, step: Tensor, n: Tensor) -> Tensor:
-        norm = self.memory.add_(step.square()).sqrt()
-        return torch.where(norm > 0, step / norm, 0.0)
+        squares, step = adagrad_step(self.memory, step)
+        self.remember(squares)
+        return step
 
 
 def _positive(value: float, name: str) -> float:

@@ -27,14 +27,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from equipoise.balancing.mathematics.histogram import (
+    FIRST_WIDTH,
+    count_distances,
+    counts_from_top,
+    lead_over_runner_up,
+    quantile_move,
+    within_groups,
+)
 from equipoise.balancing.shift.directions import Direction
 from equipoise.balancing.target import Target
 from equipoise.routing import Routing, Tally
-
-FIRST_WIDTH = 1.0
-_GROWTH = 4.0  # of the width, where the quantile fell outside it
-_LEAST_WIDTH, _MOST_WIDTH = 1e-6, 16.0
-_REACH = 4.0  # bins cover the ranks from L / 4 to 4 L
 
 
 class QuantileMove(Direction):
@@ -42,9 +45,8 @@ class QuantileMove(Direction):
     `exact_quantile_move`.
     """
 
-    moves_when_balanced = (
-        True  # balanced loads have a lead of 0 somewhere between two tokens, not in the middle
-    )
+    # balanced loads have a lead of 0 somewhere between two tokens, not in the middle
+    moves_when_balanced = True
     needs_runner_up = True
     part = "leads"
     """its name in the tally"""
@@ -74,57 +76,15 @@ class QuantileMove(Direction):
     def count(self, scores: Tensor, routing: Routing, shift: Tensor) -> dict[str, Tensor]:
         """The histogram (E, bins + 2): below, the bins, above."""
         distance = self.distance(scores, routing, shift)
-        place = (distance / self.width.to(scores.device) + 1) * (self.bins / 2) + 1
-        place = place.clamp(0, self.bins + 1).to(
-            torch.int64
-        )  # floor, since nothing is negative after the clamp
-        num_experts = scores.shape[1]
-        place = place + torch.arange(num_experts, device=scores.device) * (self.bins + 2)
-        counted = _counted(routing).to(torch.int64).unsqueeze(1).expand_as(place)
-        empty = torch.zeros(num_experts * (self.bins + 2), dtype=torch.int64, device=scores.device)
-        return {
-            self.part: empty.scatter_add_(0, place.flatten(), counted.flatten()).view(
-                num_experts, -1
-            )
-        }
+        width = self.width.to(scores.device)
+        return {self.part: count_distances(distance, _has_threshold(routing), width, self.bins)}
 
     def forward(self, tally: Tally, target: Target) -> Tensor:
-        return self.move(self.from_top(tally), target)
-
-    def from_top(self, tally: Tally) -> Tensor:
-        """(E, bins + 2) float64: tokens in the highest bin, in the highest two, ..., in all."""
-        return tally.parts[self.part].flip(1).cumsum(1).double()
-
-    def move(self, from_top: Tensor, target: Target) -> Tensor:
-        """The move to the middle between the L-th and the (L + 1)-th, and the next widths."""
-        tokens = from_top[:, -1]  # the same for every expert
-        want = target.loads(tokens * target.top_k)
-        ranks = torch.stack((want.ceil(), want.floor() + 1, want / _REACH, want * _REACH), dim=1)
-        here, next_, top, bottom = self.distance_of_rank(from_top, ranks).unbind(1)
-        middle = (here + next_) / 2
-        some = tokens > 0
-        self.width.copy_(torch.where(some, self._next_width(middle, top, bottom), self.width))
-        return torch.where(some, -middle, 0.0)
-
-    def distance_of_rank(self, from_top: Tensor, rank: Tensor) -> Tensor:
-        """(E, R): the rank-th largest of each expert, interpolated within its bin."""
-        rank = torch.minimum(rank.clamp_min(1), from_top[:, -1:])
-        place = torch.searchsorted(from_top, rank)
-        above = torch.where(place > 0, from_top.gather(1, (place - 1).clamp_min(0)), 0.0)
-        inside = (from_top.gather(1, place) - above).clamp_min(1)
-        deep = (rank - above - 0.5) / inside  # 0 at the top of the bin
-        edge = (
-            self.bins + 1 - place - deep
-        ) / self.bins * 2 - 1  # the upper edge of bin b is b, the lower b - 1
-        return edge.clamp(-1.0, 1.0) * self.width.unsqueeze(1)
-
-    def _next_width(self, middle: Tensor, top: Tensor, bottom: Tensor) -> Tensor:
-        bin_width = 2 * self.width / self.bins
-        covering = torch.maximum(top - middle, middle - bottom) + 2 * bin_width
-        outside = middle.abs() >= self.width - bin_width
-        return torch.where(outside, self.width * _GROWTH, self.slack * covering).clamp(
-            _LEAST_WIDTH, _MOST_WIDTH
-        )
+        from_top = counts_from_top(tally.parts[self.part])
+        want = target.loads(from_top[:, -1] * target.top_k)
+        move, width = quantile_move(from_top, want, self.width, self.slack)
+        self.width.copy_(width)
+        return move
 
     def extra_repr(self) -> str:
         return f"bins={self.bins}"
@@ -136,8 +96,7 @@ def leads(scores: Tensor, routing: Routing, shift: Tensor) -> Tensor:
     With groups, an expert is no closer to being chosen than its group is to being allowed, and no
     safer than its group is.
     """
-    shifted = scores + shift
-    lead = shifted - shifted.gather(1, boundary(routing)[0].unsqueeze(1))
+    lead = lead_over_runner_up(scores + shift, boundary(routing)[0])
     return lead if routing.group_margin is None else within_groups(lead, routing.group_margin)
 
 
@@ -151,24 +110,18 @@ def boundary(routing: Routing) -> tuple[Tensor, Tensor]:
     return routing.runner_up, routing.margin
 
 
-def within_groups(distance: Tensor, group_margin: Tensor) -> Tensor:
-    """The lesser of an expert's own distance (T, E) and its group's (T, G)."""
-    by_group = distance.unflatten(1, (group_margin.shape[1], -1))
-    return torch.minimum(by_group, group_margin.unsqueeze(2)).flatten(1)
-
-
 def exact_quantile_move(scores: Tensor, routing: Routing, shift: Tensor, target: Target) -> Tensor:
     """The slow twin of QuantileMove: the same move by sorting all leads, in float64. It needs the
     whole batch at once.
     """
-    lead = leads(scores.double(), routing, shift.double())[_counted(routing)]
+    lead = leads(scores.double(), routing, shift.double())[_has_threshold(routing)]
     ordered = lead.sort(0, descending=True).values
     want = target.loads(torch.tensor(len(lead) * target.top_k, device=scores.device))
     ranks = torch.stack((want.ceil(), want.floor() + 1)).clamp(1, len(lead)).long()
     return -ordered.gather(0, ranks - 1).mean(0)
 
 
-def _counted(routing: Routing) -> Tensor:
+def _has_threshold(routing: Routing) -> Tensor:
     """(T,) bool: tokens that have a runner-up and are not padding. The others have no threshold to
     lead over.
     """

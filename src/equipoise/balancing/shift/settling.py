@@ -26,11 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equipoise.balancing.mathematics.smoothing import LONG_LAG, SmoothingState, smooth_shift
 from equipoise.balancing.precise import Precise
-
-SHORT, LONG = 2, 4  # updates over which movement is measured
-_MEMORY = 0.9
-_LEAST_GAIN = 0.1
 
 
 class Settling(Precise):
@@ -46,13 +43,11 @@ class Settling(Precise):
 
     def __init__(self, num_experts: int) -> None:
         super().__init__()
-        self.register_buffer(
-            "recent", torch.zeros(LONG, num_experts)
-        )  # the last shifts, the newest first
+        self.register_buffer("recent", torch.zeros(LONG_LAG, num_experts))
         self.register_buffer("settled", torch.zeros(num_experts))
         self.register_buffer("moved_short", torch.tensor(0.0))
         self.register_buffer("moved_long", torch.tensor(0.0))
-        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))  # updates since it started
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
 
     def of(self, shift: Tensor) -> Tensor:
         """The settled shift, if `shift` is where the last update left it; else the shift as it is."""
@@ -62,33 +57,11 @@ class Settling(Precise):
         """An update took place. One that moved nothing (frozen, nothing counted) changes nothing
         here either.
         """
-        self._start_unless((before == self.recent[0]).all(), before)
-        moves = (before != after).any()
-        enough = (
-            self.seen + 1 >= LONG
-        )  # with fewer updates, both lags would measure the same movement
-        for moved, lag in ((self.moved_short, SHORT), (self.moved_long, LONG)):
-            square = (after - self.recent[lag - 1]).double().square().mean()
-            moved.copy_(
-                torch.where(moves, _MEMORY * moved + torch.where(enough, square, 0.0), moved)
-            )
-        self.settled.lerp_(after, self._gain() * moves)
-        self.recent.copy_(
-            torch.where(moves, torch.cat((after.unsqueeze(0), self.recent[:-1])), self.recent)
+        state = SmoothingState(
+            self.recent, self.settled, self.moved_short, self.moved_long, self.seen
         )
-        self.seen += moves
-
-    def _start_unless(self, known: Tensor, shift: Tensor) -> None:
-        self.recent.copy_(torch.where(known, self.recent, shift))
-        self.settled.copy_(torch.where(known, self.settled, shift))
-        for memory in (self.moved_short, self.moved_long, self.seen):
-            memory.mul_(known)
-
-    def _gain(self) -> Tensor:
-        drift = (self.moved_long - self.moved_short).clamp_min(0) / (LONG - SHORT)
-        noise = (self.moved_short - SHORT * drift) / 2
-        gain = 2 / (1 + (1 + 4 * noise / drift).sqrt())
-        return torch.where(noise > 0, gain.clamp_min(_LEAST_GAIN), 1.0)
+        for name, value in smooth_shift(state, before, after)._asdict().items():
+            getattr(self, name).copy_(value)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """A state from before there was settling has none of these: it starts at the next update."""

@@ -12,11 +12,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-ROUNDS = 12
-_TINY = torch.finfo(torch.float64).tiny  # 0 / 0 is 0 where everything is solved
+LAPLACIAN_ROUNDS = 12
+# 0 / 0 is 0 where everything is solved
+_LEAST_DIVISOR = torch.finfo(torch.float64).tiny
 
 
-def solve_laplacian(graph: Tensor, gap: Tensor, rounds: int = ROUNDS) -> Tensor:
+def solve_laplacian(graph: Tensor, gap: Tensor, rounds: int = LAPLACIAN_ROUNDS) -> Tensor:
     """d (E,) with mean 0, for a symmetric graph (E, E) of weights >= 0 and a gap (E,) that sums to
     0, all float64.
 
@@ -28,15 +29,14 @@ def solve_laplacian(graph: Tensor, gap: Tensor, rounds: int = ROUNDS) -> Tensor:
     residual = gap
     direction = scale * residual
     size = residual.dot(direction)
-    enough = (
-        1e-24 * size
-    )  # beyond this there is only rounding, and rounding has a share of the constant
+    # beyond this there is only rounding, and rounding has a share of the constant
+    enough = 1e-24 * size
     for _ in range(rounds):
         image = degree * direction - graph.mv(direction)
-        length = torch.where(size > enough, size / (direction.dot(image) + _TINY), 0.0)
+        length = torch.where(size > enough, size / (direction.dot(image) + _LEAST_DIVISOR), 0.0)
         solution = torch.addcmul(solution, length, direction)
         residual = torch.addcmul(residual, length, image, value=-1)
         scaled = scale * residual
         size, before = residual.dot(scaled), size
-        direction = torch.addcmul(scaled, size / (before + _TINY), direction)
+        direction = torch.addcmul(scaled, size / (before + _LEAST_DIVISOR), direction)
     return solution - solution.mean()

@@ -1,0 +1,146 @@
+"""The rules' mathematics is pure: functions of arrays that change nothing, and say all of a rule."""
+
+import ast
+import inspect
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+import torch
+
+import equipoise
+from equipoise.balancing import mathematics
+from equipoise.balancing.mathematics import gap, histogram, smoothing, steps
+from equipoise.balancing.mathematics.curvature_state import BatchEvidence, CurvatureState
+from equipoise.balancing.mathematics.newton import curvature_step
+
+FILES = sorted(Path(mathematics.__file__).parent.glob("*.py"))
+E, K = 6, 2
+
+
+def impurities(text):
+    """What a pure function has no use for: operations in place, attributes set, modules, imports."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            name = node.func.attr
+            if name.endswith("_") and not name.endswith("__"):
+                yield f"line {node.lineno}: {name} works in place"
+        elif isinstance(node, ast.Assign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(target, ast.Attribute | ast.Subscript) for target in targets):
+                yield f"line {node.lineno}: writes into something"
+        elif isinstance(node, ast.ClassDef) and [ast.unparse(b) for b in node.bases] != [
+            "NamedTuple"
+        ]:
+            yield f"line {node.lineno}: {node.name} is more than a record"
+        elif isinstance(node, ast.ImportFrom):
+            own = node.module.startswith("equipoise.balancing.mathematics")
+            if not own and node.module not in ("__future__", "typing", "torch"):
+                yield f"line {node.lineno}: imports {node.module}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_nothing_is_changed_in_place(path):
+    assert list(impurities(path.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "memory.mul_(0.9)",
+        "self.memory = step",
+        "memory[0] = 1",
+        "class Rule(nn.Module): pass",
+        "from equipoise.routing import Tally",
+    ],
+)
+def test_impurities_are_seen(line):
+    assert list(impurities(line)) != []
+
+
+def random_step(seed):
+    return torch.randn(E, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [each for _, each in inspect.getmembers(steps, inspect.isfunction)],
+    ids=lambda function: function.__name__,
+)
+def test_steps_leave_their_arguments(function):
+    given = {"rate": 0.5, "decay": 0.9, "sharpness": 2.0, "most": 0.1, "width": 0.01}
+    arguments = {
+        name: given.get(name, random_step(seed).abs())
+        for seed, name in enumerate(inspect.signature(function).parameters)
+    }
+    before = {name: torch.as_tensor(value).clone() for name, value in arguments.items()}
+    first = function(**arguments)
+    for name, value in arguments.items():
+        assert torch.equal(torch.as_tensor(value), before[name])
+    torch.testing.assert_close(function(**arguments), first, rtol=0, atol=0)
+
+
+def batches(number):
+    for seed in range(number):
+        rng = torch.Generator().manual_seed(seed)
+        yield (torch.randn(64, E, generator=rng) + torch.linspace(1, 0, E)).sigmoid()
+
+
+def test_smebu_is_four_functions():
+    """The module's updates, written out with nothing but arrays."""
+    balancer = equipoise.balancer("smebu", E, top_k=K)
+    shift, memory, weights = torch.zeros(E), torch.zeros(E), torch.ones(E, dtype=torch.float64)
+    for scores in batches(8):
+        routing = balancer.route(scores)
+        want = gap.target_loads(routing.loads.sum().clamp_min(1), weights, float(E))
+        step = (gap.load_gap(routing.loads, weights, float(E)) / want).float()
+        step = steps.centered_step(steps.tanh_step(step, 2.0) * 5e-4)
+        memory = steps.ema_step(memory, step, 0.5)
+        shift = steps.euclidean_move(shift, memory)
+        balancer.update(balancer.tally(scores, routing))
+        assert torch.equal(shift, balancer.shift)
+
+
+def test_curvature_is_one_function():
+    balancer = equipoise.balancer("curvature", E, top_k=K)
+    direction = balancer.direction
+    state, shift = CurvatureState(*(part.clone() for part in direction._state())), torch.zeros(E)
+    for scores in batches(8):
+        tally = balancer.tally(scores, balancer.route(scores))
+        kept = [part.clone() for part in state]
+        step, following = curvature_step(state, direction._evidence(tally, balancer.target))
+        for part, before in zip(state, kept, strict=True):
+            assert torch.equal(part, before)
+        state = following
+        shift = shift + steps.centered_step(step.float())
+        balancer.update(tally)
+        assert torch.equal(shift, balancer.shift)
+        for mine, theirs in zip(state, direction._state(), strict=True):
+            assert torch.equal(mine, theirs)
+
+
+def test_evidence_holds_no_modules():
+    assert set(get_type_hints(BatchEvidence).values()) == {torch.Tensor, float}
+
+
+def test_smoothing_is_one_function():
+    balancer = equipoise.balancer("deepseek", E, top_k=K, update_rate=0.05)
+    settling = balancer.settling
+    state = smoothing.SmoothingState(
+        settling.recent.clone(), *(value.clone() for value in list(settling.buffers())[1:])
+    )
+    for scores in batches(12):
+        before = balancer.shift.clone()
+        balancer.update(balancer.tally(scores, balancer.route(scores)))
+        state = smoothing.smooth_shift(state, before, balancer.shift)
+        assert torch.equal(state.settled, settling.settled)
+
+
+def test_a_histogram_finds_its_quantile():
+    distance = torch.linspace(-0.9, 0.9, 1000).unsqueeze(1).expand(-1, 3)
+    width, want = torch.ones(3), torch.full((3,), 250.0, dtype=torch.float64)
+    counts = histogram.count_distances(distance, torch.ones(1000, dtype=torch.bool), width, 64)
+    move, next_width = histogram.quantile_move(histogram.counts_from_top(counts), want, width, 1.0)
+    torch.testing.assert_close(move, torch.full_like(move, -0.45), rtol=0, atol=2 / 64)
+    assert (next_width < 2).all()
+    assert torch.equal(width, torch.ones(3))
