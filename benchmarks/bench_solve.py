@@ -30,6 +30,7 @@ from rich.table import Table
 import equipoise
 from benchmarks.timing import Neighbours, race
 from equipoise.optimum import topk
+from equipoise.optimum.threads import run_in_parts
 
 MEANS_SEED = 1000  # the experts' means are the same in every batch, as in a training
 SHAPES = ((262_144, 256, 8), (1_048_576, 64, 6))
@@ -191,12 +192,12 @@ def one_pass(console: Console, tokens: int) -> None:
     timings = race(
         {
             "loads_under": ours,
-            "reading once, all threads": lambda: topk.in_parts(
+            "reading once, all threads": lambda: run_in_parts(
                 tokens, lambda a, b: scores[a:b].sum()
             ),
             "reading once, one thread": scores.sum,
-            "boundary (Newton's pass)": lambda: topk.boundary(scores, shift, K),
-            "choice (experts written)": lambda: topk.choice(scores, shift, K),
+            "boundary (Newton's pass)": lambda: topk.boundary_under(scores, shift, K),
+            "choice (experts written)": lambda: topk.choice_under(scores, shift, K),
         },
         rounds=20,
     )

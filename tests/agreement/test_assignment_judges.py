@@ -88,7 +88,7 @@ def test_the_printed_dual_is_right_only_for_one_choice():
 
 
 def test_a_shift_that_is_not_centred_is_kept():
-    """Errata 12: with floor and ceiling allowed a constant counts; the optimal shift has its own."""
+    """Errata 12: where floor and ceiling are allowed, a constant in the shift counts."""
     scores = np.random.default_rng(0).random((7, 3))
     solution = equipoise.solve(scores, 1)
     problem = Problem.of(scores, 1)

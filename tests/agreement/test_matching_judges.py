@@ -91,7 +91,7 @@ def test_one_expert_each_agrees_with_scipy():
 
 
 def test_expert_choice_scores_no_less():
-    """Experts choosing freely solve the program without the tokens' constraint: a bound from above."""
+    """Experts choosing freely solve the program without the tokens' constraint: an upper bound."""
     dice = torch.Generator().manual_seed(2)
     scores = (torch.randn(320, 16, generator=dice) + torch.randn(16, generator=dice)).softmax(-1)
     freely = float(ExpertChoice(16, 4).route(scores).gates.double().sum())

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.optimum import topk
+from equipoise.optimum.sums import value_and_best
 from tests.optimum.problems import softmax_scores
 
 
@@ -36,7 +37,7 @@ def cases(draw):
 def test_one_pass_agrees_with_sorting(case):
     scores, shift, top_k = case
     experts, runner_up, shifted = by_sorting(scores, shift, top_k)
-    seen = topk.boundary(scores, shift, top_k)
+    seen = topk.boundary_under(scores, shift, top_k)
     assert np.array_equal(seen.loads, np.bincount(experts.ravel(), minlength=scores.shape[1]))
     assert np.array_equal(seen.kth, experts[:, -1])
     assert np.array_equal(seen.runner_up, runner_up)
@@ -46,7 +47,7 @@ def test_one_pass_agrees_with_sorting(case):
         seen.value, np.take_along_axis(shifted, experts, 1).sum(dtype=np.float64), rtol=1e-6
     )
     assert np.array_equal(topk.loads_under(scores, shift, top_k), seen.loads)
-    assert np.array_equal(topk.choice(scores, shift, top_k), experts)
+    assert np.array_equal(topk.choice_under(scores, shift, top_k), experts)
 
 
 @given(cases(), st.data())
@@ -54,20 +55,21 @@ def test_a_list_of_tokens_is_those_rows(case, data):
     scores, shift, top_k = case
     tokens = np.array(data.draw(st.lists(st.integers(0, len(scores) - 1), min_size=1)))
     seen, alone = (
-        topk.boundary(scores, shift, top_k, tokens),
-        topk.boundary(scores[tokens], shift, top_k),
+        topk.boundary_under(scores, shift, top_k, tokens),
+        topk.boundary_under(scores[tokens], shift, top_k),
     )
     assert all(np.array_equal(a, b) for a, b in zip(seen, alone))
     assert np.array_equal(
-        topk.choice(scores, shift, top_k, tokens), topk.choice(scores[tokens], shift, top_k)
+        topk.choice_under(scores, shift, top_k, tokens),
+        topk.choice_under(scores[tokens], shift, top_k),
     )
 
 
 def test_parts_add_up():
     scores = softmax_scores(3 * 4096 + 17, 12)
-    whole = topk.boundary(scores, np.zeros(12), 3)
+    whole = topk.boundary_under(scores, np.zeros(12), 3)
     pieces = [
-        topk.boundary(scores[start : start + 1000], np.zeros(12), 3)
+        topk.boundary_under(scores[start : start + 1000], np.zeros(12), 3)
         for start in range(0, len(scores), 1000)
     ]
     assert np.array_equal(whole.loads, sum(piece.loads for piece in pieces))
@@ -87,6 +89,6 @@ def test_sums_are_of_the_true_top_k(kind):
     scores = softmax_scores(500, 9, dtype=kind)
     shift = np.linspace(-0.1, 0.1, 9)
     wrong = np.tile(np.arange(3), (500, 1))  # no top-K at all
-    value, best = topk.sums(scores, shift, wrong)
+    value, best = value_and_best(scores, shift, wrong)
     assert value == pytest.approx(scores[:, :3].sum(dtype=np.float64), rel=1e-12)
     assert best == pytest.approx(np.sort(scores + shift, axis=1)[:, -3:].sum(), rel=1e-12)

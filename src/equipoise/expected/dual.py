@@ -4,32 +4,28 @@ over subsets).
 For independent scores with densities phi_k, top-K of scores + p, and N_S the number of experts
 outside S above v:
 
-    pi_k(p) = int phi_k(v - p_k) P(N_k <= K - 1) dv                              selection probability (Prop. 12)
-    w_kl(p) = int phi_k(v - p_k) phi_l(v - p_l) P(N_kl = K - 1) dv               boundary weight (Prop. 14)
-    f(p)    = T sum_k int v phi_k(v - p_k) P(N_k <= K - 1) dv - L sum p          expected dual
-    grad f  = T pi - L,   Hess f = T Laplacian(w),   modulus on sum p = 0: T lambda_2(Laplacian)
+    pi_k(p) = int phi_k(v - p_k) P(N_k <= K - 1) dv                     selection probability
+    w_kl(p) = int phi_k(v - p_k) phi_l(v - p_l) P(N_kl = K - 1) dv      boundary weight
+    f(p)    = T sum_k int v phi_k(v - p_k) P(N_k <= K - 1) dv - L sum p
 
-Integrals over v by Gauss-Legendre on panels between the densities' corners, halved until two levels
-agree (for the cheap
-integrands: pi, and the sum of all w); probabilities by counting.py. `at(p)` shares the work between
-    the quantities.
+(Props. 12 and 14; f is the expected dual). Its gradient is T pi - L, its Hessian T Laplacian(w),
+and its modulus on sum p = 0 is T lambda_2(Laplacian).
+
+Integrals over v are in quadrature.py, probabilities in counting.py. `at(p)` shares the work between
+the quantities.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from equipoise.expected.counting import BLOCK, boundary_pairs, boundary_total, chosen_if_at
 from equipoise.expected.laws import Law
-from equipoise.optimum.arrays import Bools, Floats, Ints, centred
-
-NODES, GAUSS = np.polynomial.legendre.leggauss(8)
-MOST_PANELS = 4096
+from equipoise.expected.quadrature import QuadratureGrid, ShiftedLaw, adapted_grid, fine_grid
+from equipoise.optimum.arrays import Floats, centred
 
 
 @dataclass(frozen=True)
@@ -90,13 +86,12 @@ class Expected:
         """T lambda_2: the curvature of f at p in its flattest direction with sum 0. 0 if K = E
         (errata 4).
         """
-        return self.num_tokens * float(
-            np.linalg.eigvalsh(laplacian(self.at(shift).boundary_weight))[1]
-        )
+        eigenvalues = np.linalg.eigvalsh(laplacian(self.at(shift).boundary_weight))
+        return self.num_tokens * float(eigenvalues[1])
 
     def minimiser(self) -> Floats:
-        """p* with sum 0, by Newton's method from the shift that puts all experts' (1 -
-        K/E)-quantiles level.
+        """p* with sum 0, by Newton's method from the shift that makes all experts'
+        (1 - K/E)-quantiles equal.
         """
         if self.top_k == self.law.num_experts:
             raise ValueError(
@@ -108,7 +103,7 @@ class Expected:
             slope = point.selection_probability - share
             if np.abs(slope).max() <= max(self.tolerance, 1e-13):
                 return point.shift
-            point = _downhill(point, _newton_direction(point.boundary_weight, slope), slope)
+            point = _step_downhill(point, _newton_direction(point.boundary_weight, slope), slope)
         raise ValueError(
             f"the minimiser was not found: loads are off by {np.abs(slope).max():.1e} of the "
             "tokens after 60 steps"
@@ -131,14 +126,12 @@ class AtShift:
     def dual(self) -> float:
         grid = self._grid
         worth = ((grid.density * grid.chosen) @ (grid.weights * grid.v)).sum()
-        return float(
-            self.expected.num_tokens * worth - self.expected.target_load * self.shift.sum()
-        )
+        target = self.expected.target_load * self.shift.sum()
+        return float(self.expected.num_tokens * worth - target)
 
     @cached_property
     def boundary_weight(self) -> Floats:
-        grid, K = self._grid, self.expected.top_k
-        return boundary_pairs(grid.density, grid.below, grid.above, grid.weights, K)
+        return self._grid.boundary_weight(self.expected.top_k)
 
     @property
     def gradient(self) -> Floats:
@@ -148,9 +141,8 @@ class AtShift:
     @property
     def variance(self) -> float:
         """E ||g - E g||^2 = T (K - sum pi^2) (Prop. 13)."""
-        return float(
-            self.expected.num_tokens * (self.expected.top_k - (self.selection_probability**2).sum())
-        )
+        squares = (self.selection_probability**2).sum()
+        return float(self.expected.num_tokens * (self.expected.top_k - squares))
 
     @property
     def second_moment(self) -> float:
@@ -165,38 +157,16 @@ class AtShift:
         return self._adapted[1]
 
     @property
-    def _grid(self) -> _QuadratureGrid:
+    def _grid(self) -> QuadratureGrid:
         return self._adapted[0]
 
     @cached_property
-    def _adapted(self) -> tuple[_QuadratureGrid, float]:
-        return _adapted(self)
+    def _adapted(self) -> tuple[QuadratureGrid, float]:
+        return adapted_grid(self._shifted_law, self.expected.tolerance)
 
-    def look(self, v: Floats, weights: Floats) -> _QuadratureGrid:
-        """The law and the cheap probabilities at points v."""
-        law, at = self.expected.law, v[:, None] - self.shift
-        arrays = (np.ascontiguousarray(each(at).T) for each in (law.density, law.below, law.above))
-        density, below, above = arrays
-        return _QuadratureGrid(
-            v, weights, density, below, above, chosen_if_at(below, above, self.expected.top_k)
-        )
-
-
-@dataclass(frozen=True)
-class _QuadratureGrid:
-    """Points v with weights, and at each, per expert (E, n): the law, and the chance of being
-    chosen when lying there.
-    """
-
-    v: Floats
-    weights: Floats
-    density: Floats
-    below: Floats
-    above: Floats
-    chosen: Floats
-
-    def take(self, points: Ints) -> _QuadratureGrid:
-        return _QuadratureGrid(*(each[..., points] for each in vars(self).values()))
+    @property
+    def _shifted_law(self) -> ShiftedLaw:
+        return ShiftedLaw(self.expected.law, self.shift, self.expected.top_k)
 
 
 def laplacian(weight: Floats) -> Floats:
@@ -208,109 +178,19 @@ def least_weight(law: Law, top_k: int, kappa: float) -> float:
     """c_K = inf of min_kl w_kl(p) over shifts of diameter at most 1 - kappa (sec. 5.6), searched at
     two-level shifts.
 
-    Some experts are up by 1 - kappa and the rest down: all numbers of them, the most and the least
-    liked first. That is where the least was always found; what is returned is a value w attains, so
-    c_K is at most that.
+    There some experts are raised by 1 - kappa and the rest not: any number of experts, those with
+    the lowest medians or those with the highest. The least was always found among these shifts, but
+    that is not proved: what is returned is a value that w attains, so c_K is at most that.
     """
-    expected = Expected(law, top_k)
     order = np.argsort(law.quantile(0.5))
     least = np.inf
     for up in range(law.num_experts):
         for chosen in (order[:up], order[law.num_experts - up :]):
             shift = np.zeros(law.num_experts)
             shift[chosen] = 1 - kappa
-            weight = _finely(expected.at(shift))
+            weight = fine_grid(ShiftedLaw(law, shift, top_k)).boundary_weight(top_k)
             least = min(least, float(weight[~np.eye(len(weight), dtype=bool)].min()))
     return least
-
-
-def _finely(point: AtShift) -> Floats:
-    """Boundary weights on a fixed fine grid: relative accuracy for numbers far below any absolute
-    tolerance.
-    """
-    edges = _edges(point)
-    edges = np.unique(np.concatenate([np.linspace(a, b, 9) for a, b in pairwise(edges)]))
-    grid = point.look(*_nodes(edges[:-1], edges[1:]))
-    return boundary_pairs(grid.density, grid.below, grid.above, grid.weights, point.expected.top_k)
-
-
-def _adapted(point: AtShift) -> tuple[_QuadratureGrid, float]:
-    """Panels halved until the integrals over a panel and over its halves agree, and by how much
-    they do not, summed.
-    """
-    edges = _edges(point)
-    low, high = edges[:-1], edges[1:]
-    grid = point.look(*_nodes(low, high))
-    accepted: list[_QuadratureGrid] = []
-    spent, left = 0, 0.0
-    while low.size:
-        middle = (low + high) / 2
-        halves = np.stack([low, middle], 1).ravel(), np.stack([middle, high], 1).ravel()
-        finer = point.look(*_nodes(*halves))
-        parts = _integrals(point, finer, 2 * low.size).reshape(-1, low.size, 2).sum(2)
-        error = np.abs(_integrals(point, grid, low.size) - parts).max(0)
-        spent += low.size
-        done = (error <= point.expected.tolerance / 10) | (spent > MOST_PANELS)
-        accepted.append(grid.take(_nodes_of(done)))
-        left += float(error[done].sum())
-        again = np.repeat(~done, 2)
-        low, high, grid = halves[0][again], halves[1][again], finer.take(_nodes_of(again))
-    return _joined(accepted), left
-
-
-def _nodes_of(panels: Bools) -> Ints:
-    return np.flatnonzero(np.repeat(panels, NODES.size))
-
-
-def _joined(grids: list[_QuadratureGrid]) -> _QuadratureGrid:
-    """One grid of many, padded to whole BLOCKs by repeating the last point with weight 0."""
-    columns = {
-        name: np.concatenate([getattr(grid, name) for grid in grids], axis=-1)
-        for name in vars(grids[0])
-    }
-    size = columns["v"].size
-    kept = np.minimum(np.arange(size + -size % BLOCK), size - 1)
-    columns = {name: np.ascontiguousarray(each[..., kept]) for name, each in columns.items()}
-    columns["weights"][size:] = 0.0
-    return _QuadratureGrid(**columns)
-
-
-def _edges(point: AtShift) -> Floats:
-    """Where panels meet at first: the corners, as long as there are not too many, and a cut above
-    what cannot matter.
-    """
-    corners = (point.expected.law.corners + point.shift[:, None]).ravel()
-    low, high = point.shift.min(), point.shift.max() + 1  # scores lie in (0, 1)
-    low = max(low, _first_relevant_point(point, low, high))
-    inner = np.unique(np.round(corners[(corners > low) & (corners < high)], 13))
-    if inner.size > MOST_PANELS // 4:
-        inner = np.linspace(low, high, 65)[1:-1]
-    return np.unique(np.concatenate([[low], inner, np.linspace(low, high, 9)[1:-1], [high]]))
-
-
-def _first_relevant_point(point: AtShift, low: float, high: float) -> float:
-    """A v below which even the most hopeful expert is chosen with probability under 1e-18."""
-    v = np.linspace(low, high, BLOCK)
-    hopeless = point.look(v, v).chosen.max(0) < 1e-18
-    return float(v[max(int(np.argmin(hopeless)) - 1, 0)])
-
-
-def _nodes(low: Floats, high: Floats) -> tuple[Floats, Floats]:
-    """Gauss-Legendre points and weights of panels, padded to whole BLOCKs by points of weight 0."""
-    half = (high - low)[:, None] / 2
-    v, weights = (low[:, None] + half * (NODES + 1)).ravel(), (half * GAUSS).ravel()
-    spare = -v.size % BLOCK
-    return np.pad(v, (0, spare), mode="edge"), np.pad(weights, (0, spare))
-
-
-def _integrals(point: AtShift, grid: _QuadratureGrid, panels: int) -> Floats:
-    """(E+1, panels): each panel's part of pi, and of the mean over experts of the boundary weights."""
-    grid = _joined([grid.take(np.arange(panels * NODES.size))])
-    total = boundary_total(grid.density, grid.below, grid.above, point.expected.top_k) / len(
-        grid.density
-    )
-    values = np.vstack([grid.density * grid.chosen, total]) * grid.weights
-    return values[:, : panels * NODES.size].reshape(-1, panels, NODES.size).sum(2)
 
 
 def _newton_direction(weight: Floats, slope: Floats) -> Floats:
@@ -321,16 +201,15 @@ def _newton_direction(weight: Floats, slope: Floats) -> Floats:
     return centred(-np.linalg.solve(matrix, slope))
 
 
-def _downhill(point: AtShift, step: Floats, slope: Floats) -> AtShift:
-    """The longest of step, step/2, ... that lessens f, or failing that (at the last digits) the
-    last one.
+def _step_downhill(point: AtShift, step: Floats, slope: Floats) -> AtShift:
+    """The point after the longest of step, step/2, ... that lowers f; if none does (at the last
+    digits), after the last one.
     """
     scale = point.expected.num_tokens
     for halvings in range(40):
         size = 0.5**halvings
         ahead = point.expected.at(point.shift + size * step)
-        if ahead.dual - point.dual <= 1e-4 * size * scale * float(slope @ step) + 1e-13 * abs(
-            point.dual
-        ):
+        enough = 1e-4 * size * scale * float(slope @ step) + 1e-13 * abs(point.dual)
+        if ahead.dual - point.dual <= enough:
             break
     return ahead

@@ -4,17 +4,36 @@ scores alone.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from equipoise.optimum.problem import Problem
-
-if TYPE_CHECKING:
-    from equipoise.optimum.solve import Solution
+from equipoise.storage.arrays import Array
 
 
-def verify(solution: Solution, scores: Any) -> None:
+class Certified(Protocol):
+    """What a Solution claims. (Not the class itself: this module knows nothing of the search.)"""
+
+    @property
+    def experts(self) -> Array: ...
+    @property
+    def loads(self) -> Array: ...
+    @property
+    def shift(self) -> Array: ...
+    @property
+    def value(self) -> float: ...
+    @property
+    def dual_value(self) -> float: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def lower(self) -> Array: ...
+    @property
+    def upper(self) -> Array: ...
+
+
+def verify_solution(solution: Certified, scores: Any) -> None:
     """Raise ValueError unless the assignment is allowed, is a top-K of scores + shift, and its
     value equals the dual's.
     """
@@ -22,14 +41,14 @@ def verify(solution: Solution, scores: Any) -> None:
     problem = Problem(
         problem.scores, problem.top_k, solution.lower, solution.upper, problem.largest
     )
-    _is_allowed(solution, problem)
-    _is_a_top_k(solution, problem)
+    _require_allowed(solution, problem)
+    _require_top_k(solution, problem)
     value, dual_value = problem.value(solution.experts), problem.dual(solution.shift)
     bound = problem.rounding_bound(solution.shift)
     if not abs(dual_value - value) <= bound:
         raise ValueError(
-            f"the dual's value {dual_value:.17g} is not the assignment's, {value:.17g}: they differ "
-            f"by more than rounding can, {bound:.3g}"
+            f"the dual's value {dual_value:.17g} is not the assignment's, {value:.17g}: they "
+            f"differ by more than rounding can, {bound:.3g}"
         )
     for name, claimed, found in (
         ("value", solution.value, value),
@@ -39,7 +58,7 @@ def verify(solution: Solution, scores: Any) -> None:
             raise ValueError(f"{name} is said to be {claimed:.17g}, but is {found:.17g}")
 
 
-def _is_allowed(solution: Solution, problem: Problem) -> None:
+def _require_allowed(solution: Certified, problem: Problem) -> None:
     """K distinct experts a token, and every load within its bounds."""
     experts = np.sort(solution.experts, axis=1)
     if experts.shape != (problem.num_tokens, problem.top_k):
@@ -64,7 +83,7 @@ def _is_allowed(solution: Solution, problem: Problem) -> None:
         )
 
 
-def _is_a_top_k(solution: Solution, problem: Problem) -> None:
+def _require_top_k(solution: Certified, problem: Problem) -> None:
     """No expert left out beats one chosen, up to the rounding of the shift and of one sum."""
     shift = np.asarray(solution.shift, np.float64)
     allowed = 8 * np.finfo(np.float64).eps * (problem.largest + np.abs(shift).max())

@@ -1,15 +1,12 @@
 """The last tokens, exactly: cheapest chains of moves, in whole numbers.
 
 Given a shift and an assignment that is a top-K of scores + shift, but with some experts over and
-some under their load. Moving token i from expert k to l costs (scores_ik + p_k) - (scores_il + p_l)
->= 0. An arc k -> l is the cheapest such move. The cheapest chain of arcs from an expert with too
-many to one with too few is taken (a shortest path on a graph of E nodes); raising p by the
-distances, cut off at the chain's length, keeps every move's cost at 0 or above and makes the
-chain's 0: the assignment stays a top-K. When loads are right, it is optimal and the shift proves it
-(complementary slackness).
-
-Exactness: scores are read as whole multiples of 2^-52 of the largest one, and the shift is such a
-whole number too. So ties are ties, 0 is 0, and nothing accumulates.
+some under their load. Moving token i from expert k to l costs
+(scores_ik + p_k) - (scores_il + p_l) >= 0. An arc k -> l is the cheapest such move. The cheapest
+chain of arcs from an expert with too many to one with too few is taken (a shortest path on a graph
+of E nodes). Raising p by the distances, cut off at the chain's length, keeps every move's cost at 0
+or above and makes the chain's 0: the assignment stays a top-K. When loads are right, it is optimal
+and the shift proves it (complementary slackness).
 
 Speed: what orders the moves of one arc is scores_ik - scores_il, which no shift changes: one heap
 per arc, never rebuilt. Only moves that cost at most `reach` under the first shift are kept. A shift
@@ -22,91 +19,38 @@ more token (arc to the pool), one above its floor may give one up (arc from it).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numba
 import numpy as np
 
+from equipoise.optimum.whole_numbers import UNREACHABLE, exact_kernel, in_units
 from equipoise.storage.arrays import Array
 
 DONE, WIDER, AGAIN = 0, 1, 2
-_FAR = 1 << 61
-BITS = 52  # whole numbers of the largest score; 2^9 times as much is left for a shift to grow
-
-_kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
-
-
-@_kernel
-def whole(score: float, scale: float) -> Any:
-    """The score as a whole number of units of 1 / scale."""
-    return np.int64(np.rint(np.float64(score) * scale))
-
-
-@_kernel
-def _kth_largest(values: Array, best: Array) -> int:
-    """The least of the K largest; `best` (K,) is room to keep them in, falling."""
-    best[:] = -_FAR
-    last = len(best) - 1
-    for value in values:
-        if value > best[last]:
-            place = last
-            while place > 0 and best[place - 1] < value:
-                best[place] = best[place - 1]
-                place -= 1
-            best[place] = value
-    return best[last]
-
-
-@_kernel
-def choose(
-    scores: Array, tokens: Array, scale: float, shift: Array, top_k: int, need: Array, chosen: Array
-) -> None:
-    """The exact top-K of each token. Where equals compete, those with the greatest need have it,
-    then the lowest index.
-
-    `need` (E,), the tokens an expert still lacks, is brought up to date on the way.
-    """
-    E = scores.shape[1]
-    shifted = np.empty(E, np.int64)
-    best = np.empty(top_k, np.int64)
-    for row in range(len(tokens)):
-        for k in range(E):
-            shifted[k] = whole(scores[tokens[row], k], scale) + shift[k]
-        threshold = _kth_largest(shifted, best)
-        room = top_k
-        for k in range(E):
-            chosen[row, k] = shifted[k] > threshold
-            room -= chosen[row, k]
-            need[k] -= chosen[row, k]
-        for _ in range(room):
-            neediest = -1
-            for k in range(E):
-                if (
-                    shifted[k] == threshold
-                    and not chosen[row, k]
-                    and (neediest < 0 or need[k] > need[neediest])
-                ):
-                    neediest = k
-            chosen[row, neediest] = True
-            need[neediest] -= 1
+"""how `move_along_chains` ended"""
 
 
 class Moves(NamedTuple):
-    """Pairing heaps of moves, one for each arc, in common storage; and the cheapest of each, as
-    shortest paths want it.
+    """Pairing heaps of moves, one for each arc, in common storage; and the key of the cheapest move
+    of each arc, for the search of shortest paths.
     """
 
-    key: Array  # scores_ik - scores_il
-    mover: Array  # the row of the token
+    key: Array
+    """scores_ik - scores_il"""
+    mover: Array
+    """the row of the token"""
     child: Array
     sibling: Array
-    used: Array  # (1,) how much of the storage
-    top: Array  # (E, E) the cheapest move of each arc, or -1
-    cheapest: Array  # (E + 1, E + 1) its key; the pool is last
+    used: Array
+    """(1,) how much of the storage"""
+    top: Array
+    """(E, E) the cheapest move of each arc, or -1"""
+    cheapest: Array
+    """(E + 1, E + 1) its key; the pool is last"""
 
 
-@_kernel
-def _meld(moves: Moves, a: int, b: int) -> int:
+@exact_kernel
+def _join_heaps(moves: Moves, a: int, b: int) -> int:
     """Join two heaps."""
     if moves.key[b] < moves.key[a]:
         a, b = b, a
@@ -115,17 +59,17 @@ def _meld(moves: Moves, a: int, b: int) -> int:
     return a
 
 
-@_kernel
-def _push(moves: Moves, k: int, l: int, key: int, row: int) -> None:
+@exact_kernel
+def _push_move(moves: Moves, k: int, l: int, key: int, row: int) -> None:
     new = moves.used[0]
     moves.used[0] += 1
     moves.key[new], moves.mover[new], moves.child[new], moves.sibling[new] = key, row, -1, -1
     top = moves.top[k, l]
-    moves.top[k, l] = new if top < 0 else _meld(moves, top, new)
+    moves.top[k, l] = new if top < 0 else _join_heaps(moves, top, new)
     moves.cheapest[k, l] = min(moves.cheapest[k, l], key)
 
 
-@_kernel
+@exact_kernel
 def _without_top(moves: Moves, top: int) -> int:
     """The heap without its least move: join its children in pairs, then the pairs."""
     child, sibling = moves.child, moves.sibling
@@ -138,7 +82,7 @@ def _without_top(moves: Moves, top: int) -> int:
             pairs = left
             break
         following = sibling[right]
-        joined = _meld(moves, left, right)
+        joined = _join_heaps(moves, left, right)
         sibling[joined] = pairs
         pairs = joined
         left = following
@@ -146,12 +90,12 @@ def _without_top(moves: Moves, top: int) -> int:
     while pairs >= 0:
         following = sibling[pairs]
         sibling[pairs] = -1
-        heap = pairs if heap < 0 else _meld(moves, heap, pairs)
+        heap = pairs if heap < 0 else _join_heaps(moves, heap, pairs)
         pairs = following
     return heap
 
 
-@_kernel
+@exact_kernel
 def _count_moves(
     scores: Array, tokens: Array, scale: float, shift: Array, chosen: Array, reach: int
 ) -> int:
@@ -160,7 +104,7 @@ def _count_moves(
     shifted = np.empty(E, np.int64)
     for row in range(len(tokens)):
         for k in range(E):
-            shifted[k] = whole(scores[tokens[row], k], scale) + shift[k]
+            shifted[k] = in_units(scores[tokens[row], k], scale) + shift[k]
         for k in range(E):
             if chosen[row, k]:
                 for l in range(E):
@@ -168,35 +112,39 @@ def _count_moves(
     return count
 
 
-@_kernel
-def _nearest(
+@exact_kernel
+def _nearest_sink(
     cheapest: Array, shift: Array, excess: Array, distance: Array, before: Array, settled: Array
 ) -> int:
-    """Dijkstra from all nodes with too many to the nearest with too few; -1 if none can be reached."""
+    """Dijkstra from all nodes with too many to the nearest with too few; -1 if there is none."""
     V = len(shift)
     for v in range(V):
-        distance[v] = 0 if excess[v] > 0 else _FAR
+        distance[v] = 0 if excess[v] > 0 else UNREACHABLE
         before[v] = -1
         settled[v] = False
     while True:
         here = -1
         for v in range(V):
-            if not settled[v] and distance[v] < _FAR and (here < 0 or distance[v] < distance[here]):
+            if (
+                not settled[v]
+                and distance[v] < UNREACHABLE
+                and (here < 0 or distance[v] < distance[here])
+            ):
                 here = v
         if here < 0 or excess[here] < 0:
             return here
         settled[here] = True
         base = distance[here] + shift[here]
         for v in range(V):
-            if not settled[v] and cheapest[here, v] < _FAR:
+            if not settled[v] and cheapest[here, v] < UNREACHABLE:
                 length = base + cheapest[here, v] - shift[v]
                 if length < distance[v]:
                     distance[v] = length
                     before[v] = here
 
 
-@_kernel
-def _fill(
+@exact_kernel
+def _push_all_moves(
     moves: Moves,
     scores: Array,
     tokens: Array,
@@ -210,21 +158,21 @@ def _fill(
     mine = np.empty(E, np.int64)
     for row in range(len(tokens)):
         for k in range(E):
-            mine[k] = whole(scores[tokens[row], k], scale)
+            mine[k] = in_units(scores[tokens[row], k], scale)
         for k in range(E):
             if chosen[row, k]:
                 for l in range(E):
                     key = mine[k] - mine[l]
                     if not chosen[row, l] and key + shift[k] - shift[l] <= reach:
-                        _push(moves, k, l, key, row)
+                        _push_move(moves, k, l, key, row)
 
 
-@_kernel
-def _offer(
+@exact_kernel
+def _push_after_move(
     moves: Moves, mine: Array, chosen: Array, row: int, k: int, l: int, first: Array, reach: int
 ) -> None:
-    """The token of this row has just gone from k to l. New moves: from l to anywhere, and from
-    anywhere back into k.
+    """The token of this row has just gone from k to l. Push the moves that this allows: from l to
+    any expert, and from any expert back into k.
     """
     for m in range(len(mine)):
         if m == k or not chosen[row, m]:
@@ -235,12 +183,12 @@ def _offer(
             continue
         key = mine[source] - mine[sink]
         if key + first[source] - first[sink] <= reach:
-            _push(moves, source, sink, key, row)
+            _push_move(moves, source, sink, key, row)
 
 
-@_kernel
-def _withdraw(moves: Moves, chosen: Array, row: int, source: int, sink: int) -> None:
-    """If this token led the arc, find the next token that can make the move."""
+@exact_kernel
+def _refresh_arc(moves: Moves, chosen: Array, row: int, source: int, sink: int) -> None:
+    """If this token was the cheapest of the arc, find the next token that can make the move."""
     top = moves.top[source, sink]
     if top < 0 or moves.mover[top] != row:
         return
@@ -249,31 +197,37 @@ def _withdraw(moves: Moves, chosen: Array, row: int, source: int, sink: int) -> 
     ):
         top = _without_top(moves, top)
     moves.top[source, sink] = top
-    moves.cheapest[source, sink] = moves.key[top] if top >= 0 else _FAR
+    moves.cheapest[source, sink] = moves.key[top] if top >= 0 else UNREACHABLE
 
 
-@_kernel
+@exact_kernel
 def _open_pool(cheapest: Array, k: int, accepted: Array, lower: Array, upper: Array) -> None:
     E = len(accepted)
-    cheapest[k, E] = 0 if accepted[k] < upper[k] else _FAR
-    cheapest[E, k] = 0 if accepted[k] > lower[k] else _FAR
+    cheapest[k, E] = 0 if accepted[k] < upper[k] else UNREACHABLE
+    cheapest[E, k] = 0 if accepted[k] > lower[k] else UNREACHABLE
 
 
-class Given(NamedTuple):
+class SearchInput(NamedTuple):
     """What stays as it is while chains are looked for."""
 
     scores: Array
-    tokens: Array  # (n,) those that may move
+    tokens: Array
+    """(n,) those that may move"""
     scale: float
-    first: Array  # the shift they began with
-    reach: int  # moves that cost more under it are left out
-    lower: Array  # (E,) bounds of the loads
+    first: Array
+    """the shift at the start"""
+    reach: int
+    """moves that cost more under the first shift are left out"""
+    lower: Array
     upper: Array
+    """(E,) bounds of the loads"""
 
 
-@_kernel
-def _step(moves: Moves, given: Given, chosen: Array, accepted: Array, k: int, l: int) -> None:
-    """One token goes from k to l; with the pool, an expert's accepted load gives or takes one."""
+@exact_kernel
+def _move_token(
+    moves: Moves, given: SearchInput, chosen: Array, accepted: Array, k: int, l: int
+) -> None:
+    """One token goes from k to l; an arc of the pool changes an expert's accepted load by one."""
     E = len(accepted)
     if k == E:
         accepted[l] -= 1
@@ -287,33 +241,33 @@ def _step(moves: Moves, given: Given, chosen: Array, accepted: Array, k: int, l:
     chosen[row, k], chosen[row, l] = False, True
     mine = np.empty(E, np.int64)
     for m in range(E):
-        mine[m] = whole(given.scores[given.tokens[row], m], given.scale)
-    _offer(moves, mine, chosen, row, k, l, given.first, given.reach)
+        mine[m] = in_units(given.scores[given.tokens[row], m], given.scale)
+    _push_after_move(moves, mine, chosen, row, k, l, given.first, given.reach)
     for m in range(E):
-        _withdraw(moves, chosen, row, k, m)
-        _withdraw(moves, chosen, row, m, l)
+        _refresh_arc(moves, chosen, row, k, m)
+        _refresh_arc(moves, chosen, row, m, l)
 
 
-@_kernel
-def _is_free(cheapest: Array, shift: Array, before: Array, start: int, end: int) -> bool:
+@exact_kernel
+def _chain_is_free(cheapest: Array, shift: Array, before: Array, start: int, end: int) -> bool:
     """Whether every arc of the chain still costs 0."""
     l = end
     while l != start:
         k = before[l]
-        if cheapest[k, l] == _FAR or cheapest[k, l] + shift[k] - shift[l] != 0:
+        if cheapest[k, l] == UNREACHABLE or cheapest[k, l] + shift[k] - shift[l] != 0:
             return False
         l = k
     return True
 
 
-@_kernel
-def _all_moves(given: Given, shift: Array, chosen: Array, accepted: Array) -> Moves:
-    """Every move within reach, with room for those to come."""
+@exact_kernel
+def _all_moves(given: SearchInput, shift: Array, chosen: Array, accepted: Array) -> Moves:
+    """Every move within reach, with storage for the moves that others will allow."""
     scores, tokens, scale, E = given.scores, given.tokens, given.scale, len(accepted)
     capacity = 2 * _count_moves(scores, tokens, scale, shift, chosen, given.reach) + 4 * E * E
     links = np.empty((3, capacity), np.int32)
     top = np.full((E, E), -1, np.int32)
-    cheapest = np.full((E + 1, E + 1), _FAR, np.int64)
+    cheapest = np.full((E + 1, E + 1), UNREACHABLE, np.int64)
     moves = Moves(
         np.empty(capacity, np.int64),
         links[0],
@@ -323,14 +277,14 @@ def _all_moves(given: Given, shift: Array, chosen: Array, accepted: Array) -> Mo
         top,
         cheapest,
     )
-    _fill(moves, scores, tokens, scale, shift, chosen, given.reach)
+    _push_all_moves(moves, scores, tokens, scale, shift, chosen, given.reach)
     for k in range(E):
         _open_pool(cheapest, k, accepted, given.lower, given.upper)
     return moves
 
 
-@_kernel
-def augment(
+@exact_kernel
+def move_along_chains(
     scores: Array,
     tokens: Array,
     scale: float,
@@ -346,26 +300,26 @@ def augment(
     changed in place.
 
     tokens: (n,) those that may move; chosen: (n, E) bool. shift, excess: (E + 1,), the pool last.
-    accepted: (E,) the load each expert is to have, between lower and upper. DONE; WIDER if `reach`
-    was too short to go on; AGAIN if storage is full: call again, and it is made anew.
+    accepted: (E,) the load each expert is to have, between lower and upper.
+
+    Returns DONE; WIDER if `reach` was too short to continue; AGAIN if storage is full: call again,
+    and it is allocated anew.
     """
     E = scores.shape[1]
-    given = Given(scores, tokens, scale, shift.copy(), reach, lower, upper)
+    given = SearchInput(scores, tokens, scale, shift.copy(), reach, lower, upper)
     moves = _all_moves(given, shift, chosen, accepted)
-    distance, before, settled = (
-        np.empty(E + 1, np.int64),
-        np.empty(E + 1, np.int64),
-        np.empty(E + 1, np.bool_),
-    )
+    distance, before = np.empty(E + 1, np.int64), np.empty(E + 1, np.int64)
+    settled = np.empty(E + 1, np.bool_)
     while excess.max() > 0:
-        end = _nearest(moves.cheapest, shift, excess, distance, before, settled)
+        end = _nearest_sink(moves.cheapest, shift, excess, distance, before, settled)
         changed = shift - given.first
         if end < 0 or distance[end] > reach - (changed.max() - changed.min()):
             return WIDER
         length = distance[end]
         for v in range(E + 1):
             if settled[v]:
-                shift[v] += distance[v] - length  # distances cut off at the length, less the length
+                # distances cut off at the length, less the length
+                shift[v] += distance[v] - length
         start = end
         while before[start] >= 0:
             start = before[start]
@@ -373,7 +327,7 @@ def augment(
         while (
             excess[start] > 0
             and excess[end] < 0
-            and _is_free(moves.cheapest, shift, before, start, end)
+            and _chain_is_free(moves.cheapest, shift, before, start, end)
         ):
             if moves.used[0] + E * E > len(moves.key):
                 return AGAIN
@@ -381,31 +335,6 @@ def augment(
             excess[end] += 1
             l = end
             while l != start:
-                _step(moves, given, chosen, accepted, before[l], l)
+                _move_token(moves, given, chosen, accepted, before[l], l)
                 l = before[l]
     return DONE
-
-
-@_kernel
-def write(
-    scores: Array, tokens: Array, scale: float, shift: Array, chosen: Array, experts: Array
-) -> None:
-    """Each token's chosen experts into its row of `experts`, by falling shifted score, equals by
-    index.
-    """
-    for row in range(len(tokens)):
-        mine = scores[tokens[row]]
-        held = experts[tokens[row]]
-        count = 0
-        for k in range(scores.shape[1]):
-            if chosen[row, k]:
-                here = whole(mine[k], scale) + shift[k]
-                place = count
-                while (
-                    place > 0
-                    and whole(mine[held[place - 1]], scale) + shift[held[place - 1]] < here
-                ):
-                    held[place] = held[place - 1]
-                    place -= 1
-                held[place] = k
-                count += 1

@@ -14,7 +14,8 @@ import numpy as np
 
 from equipoise.optimum.problem import Problem, readable_shift
 from equipoise.optimum.solve import Solution, solve
-from equipoise.optimum.topk import choice, sums
+from equipoise.optimum.sums import value_and_best
+from equipoise.optimum.topk import choice_under
 from equipoise.storage.arrays import Array
 
 
@@ -22,24 +23,28 @@ from equipoise.storage.arrays import Array
 class Evaluation:
     """A shift's choice, beside the exact optimum of the same scores."""
 
-    experts: Array  # (T, K)
-    loads: Array  # (E,) int64
-    value: float  # sum of the chosen scores
-    dual_value: float  # the dual at this shift
-    imbalance: float  # mean |load - target| / target, over experts with a target
-    max_violation: float  # greatest load / target - 1
+    experts: Array
+    """(T, K)"""
+    loads: Array
+    """(E,) int64"""
+    value: float
+    """sum of the chosen scores"""
+    dual_value: float
+    """the dual at this shift"""
+    imbalance: float
+    """mean |load - target| / target, over experts with a target"""
+    max_violation: float
+    """greatest load / target - 1"""
     optimum: Solution
 
     @property
     def given_up(self) -> float:
-        """Affinity given up against the optimum, as a share of its value. Below 0 where loads are
-        uneven: what the exact balance would cost more.
+        """Affinity given up against the optimum, as a share of its value. Below 0 where uneven
+        loads keep more of the scores than exact balance can.
         """
-        return (
-            (self.optimum.value - self.value) / abs(self.optimum.value)
-            if self.optimum.value
-            else 0.0
-        )
+        if not self.optimum.value:
+            return 0.0
+        return (self.optimum.value - self.value) / abs(self.optimum.value)
 
     @property
     def dual_gap(self) -> float:
@@ -68,9 +73,9 @@ def evaluate(
             f"the optimum is of {optimum.experts.shape}, these scores need "
             f"{(problem.num_tokens, top_k)}"
         )
-    experts = choice(problem.scores, shift, problem.top_k)
+    experts = choice_under(problem.scores, shift, problem.top_k)
     loads = np.bincount(experts.ravel(), minlength=problem.num_experts)
-    value, best = sums(problem.scores, shift, experts)
+    value, best = value_and_best(problem.scores, shift, experts)
     wanted = problem.target
     asked = wanted > 0
     off = (loads - wanted)[asked] / wanted[asked]

@@ -30,9 +30,21 @@ from numba import njit
 from numpy.typing import ArrayLike
 
 from equipoise.optimum.arrays import Bools, Floats, Ints
+from equipoise.storage.renamed import old_names
 
 UpdateRule = Callable[[int, Floats], Floats]
 """(n = 1, 2, ..., target load - load) -> what to add to the shift"""
+
+__getattr__ = old_names(
+    __name__,
+    {
+        "deepseek": "deepseek_rule",
+        "inverse": "inverse_rule",
+        "inverse_sqrt": "inverse_sqrt_rule",
+        "choose": "choose_top_k",
+        "Path": "LoopPath",
+    },
+)
 
 
 class FixedScores(NamedTuple):
@@ -95,7 +107,7 @@ def iterate(
 def iterate_fast(
     problem: FixedScores, rule: UpdateRule, steps: int, *, shift: ArrayLike | None = None
 ) -> LoopPath:
-    """`iterate`, the same to the last bit, at a cost that follows the tokens near their boundary."""
+    """`iterate`, the same to the last bit; its cost follows the tokens near their boundary."""
     scores, top_k, path = _prepare_loop(problem, steps, shift)
     target = top_k * len(scores) / scores.shape[1]
     anchor = _Anchor(scores, top_k, path.shifts[0])

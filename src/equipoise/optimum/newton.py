@@ -18,13 +18,18 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from equipoise.optimum.topk import ALL, Boundary, boundary
+from equipoise.optimum.arrays import centred
+from equipoise.optimum.topk import EVERY_TOKEN, Boundary, boundary_under
 from equipoise.storage.arrays import Array
 
-_PER_EXPERT = 16  # tokens at the boundary that tell an expert's curvature to a fifth or so
-_ROUNDS = 100  # of conjugate gradients, at most
-_EXACTNESS = 0.02  # of the gap that may be left by them
-_SHARE = 0.1  # of a step: how widely the Hessian is counted
+_TOKENS_PER_EXPERT = 16
+"""at the boundary: enough to know an expert's curvature to about a fifth"""
+_CG_ROUNDS = 100
+"""of conjugate gradients, at most"""
+_CG_TOLERANCE = 0.02
+"""share of the gap that they may leave"""
+_HESSIAN_WIDTH = 0.1
+"""of a step: how widely the Hessian is counted"""
 
 
 @dataclass(frozen=True)
@@ -35,15 +40,20 @@ class Region:
 
     scores: Array
     top_k: int
-    largest: float  # largest |score|
-    tokens: Array  # indices; topk.ALL for all
+    largest: float
+    """largest |score|"""
+    tokens: Array
+    """indices; topk.EVERY_TOKEN for all"""
     center: Array
-    radius: float  # in max - min of the shift's change
+    radius: float
+    """in max - min of the shift's change"""
     frozen_loads: Array
-    frozen_value: float  # at the center
+    """of the tokens outside"""
+    frozen_value: float
+    """of the tokens outside, at the center"""
 
     @staticmethod
-    def whole(scores: Array, top_k: int, largest: float, tokens: Array = ALL) -> Region:
+    def whole(scores: Array, top_k: int, largest: float, tokens: Array = EVERY_TOKEN) -> Region:
         E = scores.shape[1]
         return Region(
             scores, top_k, largest, tokens, np.zeros(E), np.inf, np.zeros(E, np.int64), 0.0
@@ -63,7 +73,7 @@ class Region:
 
     def look(self, shift: Array) -> Look:
         """Loads, value and boundary under a shift within the radius."""
-        seen = boundary(self.scores, shift, self.top_k, self.tokens)
+        seen = boundary_under(self.scores, shift, self.top_k, self.tokens)
         loads = seen.loads + self.frozen_loads
         value = seen.value + self.frozen_value + float(self.frozen_loads @ (shift - self.center))
         return Look(shift, loads, value, seen)
@@ -73,10 +83,11 @@ class Region:
         look at them.
         """
         near = np.flatnonzero(look.seen.margin <= radius)
-        if not len(near):  # an empty list would mean all
+        if not len(near):
+            # an empty list would mean all
             near = np.zeros(1, np.int64)
         tokens = self.tokens[near] if len(self.tokens) else near
-        seen = boundary(self.scores, look.shift, self.top_k, tokens)
+        seen = boundary_under(self.scores, look.shift, self.top_k, tokens)
         frozen_loads, frozen_value = look.loads - seen.loads, look.value - seen.value
         region = Region(
             self.scores,
@@ -93,7 +104,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Look:
-    """One evaluation: the shift, loads (E,) and value over all tokens, and the region's boundary."""
+    """One evaluation: shift, loads (E,) and value over all tokens, and the region's boundary."""
 
     shift: Array
     loads: Array
@@ -103,20 +114,24 @@ class Look:
 
 @dataclass
 class Descent:
-    """Where Newton stopped: the last look, the region it was made in, the trust radius, and how
-    many tokens were read.
-    """
+    """Where Newton stopped."""
 
     look: Look
+    """the last one"""
     region: Region
+    """where it was made"""
     whole: Region
     radius: float
+    """trust radius"""
     read: int
-    first: Look  # at the shift it began with, over the whole region
-    close: bool = False  # whether the loads came as near as was asked
+    """tokens looked at"""
+    first: Look
+    """at the shift it began with, over the whole region"""
+    close: bool = False
+    """whether the loads came as near as was asked"""
 
 
-def descend(
+def descend_dual(
     whole: Region,
     target: Array,
     shift: Array,
@@ -134,8 +149,8 @@ def descend(
         state.close = bool(np.abs(gap).sum() <= 2 * excess)
         if state.close or state.radius < smallest:
             break
-        _narrow(state)
-        _step(state, target, gap)
+        _narrow_region(state)
+        _trust_step(state, target, gap)
     return state
 
 
@@ -143,8 +158,8 @@ def _first_radius(margin: Array) -> float:
     return 8 * float(margin.mean(dtype=np.float64)) or 1.0
 
 
-def _narrow(state: Descent) -> None:
-    """Forget tokens that steps of this size cannot reach, where that halves the work or better."""
+def _narrow_region(state: Descent) -> None:
+    """Leave out tokens that steps of this size cannot reach, where that halves the work."""
     reach = 1.01 * state.radius
     if reach > state.region.left(state.look.shift):
         return
@@ -153,50 +168,48 @@ def _narrow(state: Descent) -> None:
         state.read += len(state.region)
 
 
-def _step(state: Descent, target: Array, gap: Array) -> None:
+def _trust_step(state: Descent, target: Array, gap: Array) -> None:
     """One trust-region step: accepted if the dual falls; the radius follows how well the model
-    foretold the fall.
+    predicted the fall.
     """
-    laplacian, change, held_back = _newton(state.look.seen, gap, state.radius)
+    laplacian, change, held_back = _newton_step(state.look.seen, gap, state.radius)
     shift = state.look.shift + change
     region = state.region if state.region.holds(shift) else state.whole
     after = region.look(shift)
     state.read += len(region)
-    foretold = float(gap @ change - 0.5 * change @ (laplacian @ change))
+    predicted = float(gap @ change - 0.5 * change @ (laplacian @ change))
     fall = (state.look.value - target @ state.look.shift) - (after.value - target @ shift)
     if fall <= 0:
         state.radius /= 4
         return
     state.region, state.look = region, after
-    if fall < 0.3 * foretold:
+    if fall < 0.3 * predicted:
         state.radius /= 2
-    elif fall > 0.7 * foretold:
-        # Near the optimum steps shrink by themselves, and with the radius the tokens that matter
-        # grow few.
-        state.radius = (
-            2 * state.radius if held_back else max(float(np.ptp(change)), state.radius / 16)
-        )
+    elif fall > 0.7 * predicted:
+        # near the optimum steps shrink by themselves; a smaller radius leaves fewer tokens to read
+        smaller = max(float(np.ptp(change)), state.radius / 16)
+        state.radius = 2 * state.radius if held_back else smaller
 
 
-def _newton(seen: Boundary, gap: Array, radius: float) -> tuple[Any, Array, bool]:
+def _newton_step(seen: Boundary, gap: Array, radius: float) -> tuple[Any, Array, bool]:
     """The Hessian, the step, and whether the radius held it back.
 
-    The Hessian is counted on a tenth of the step's width, or on as many tokens as tell it.
+    The Hessian is counted on a tenth of the step's width, or on as many tokens as it needs.
     """
-    enough = min(len(seen.margin) - 1, _PER_EXPERT * len(gap))
+    enough = min(len(seen.margin) - 1, _TOKENS_PER_EXPERT * len(gap))
     width = float(np.partition(seen.margin, enough)[enough]) or radius
     while True:
-        laplacian = _laplacian(seen, len(gap), width)
-        change, held_back = _within(laplacian, gap, radius)
+        laplacian = _boundary_laplacian(seen, len(gap), width)
+        change, held_back = _step_within(laplacian, gap, radius)
         spread = float(np.ptp(change))
-        if not width < _SHARE * spread:
+        if not width < _HESSIAN_WIDTH * spread:
             return laplacian, change, held_back
-        width = max(2 * width, _SHARE * spread)
+        width = max(2 * width, _HESSIAN_WIDTH * spread)
 
 
-def _laplacian(seen: Boundary, E: int, width: float) -> Any:
-    """Tokens at the boundary of each pair of experts, per unit of shift: the Hessian of the dual, a
-    sparse matrix.
+def _boundary_laplacian(seen: Boundary, E: int, width: float) -> Any:
+    """(E, E) sparse, the Hessian of the dual: tokens at the boundary of each pair of experts, per
+    unit of shift.
     """
     near = seen.margin <= width
     k, l = seen.kth[near], seen.runner_up[near]
@@ -206,19 +219,19 @@ def _laplacian(seen: Boundary, E: int, width: float) -> Any:
     return sparse.diags(np.asarray(weight.sum(axis=1)).ravel(), format="csr") - weight
 
 
-def _within(laplacian: Any, gap: Array, radius: float) -> tuple[Array, bool]:
+def _step_within(laplacian: Any, gap: Array, radius: float) -> tuple[Array, bool]:
     """The Newton step, damped until the shift's spread changes by no more than the radius; and
-    whether it had to be.
+    whether damping was needed.
     """
     degree = laplacian.diagonal()
-    plenty = 2 * float(np.ptp(gap)) / radius  # damping beyond which the step is short enough
+    # damping beyond which the step is short enough
+    plenty = 2 * float(np.ptp(gap)) / radius
     change = _conjugate_gradients(laplacian, degree, gap, 1e-6 * degree.mean() or plenty)
     if np.ptp(change) <= radius:
         return change, False
     little, damping = 1e-5 * plenty, 0.03 * plenty
-    for _ in range(
-        12
-    ):  # the spread falls as damping grows; anything between half the radius and all of it will do
+    # the spread falls as damping grows; anything between half the radius and all of it will do
+    for _ in range(12):
         change = _conjugate_gradients(laplacian, degree, gap, damping)
         spread = np.ptp(change)
         if radius / 2 <= spread <= radius:
@@ -229,23 +242,19 @@ def _within(laplacian: Any, gap: Array, radius: float) -> tuple[Array, bool]:
 
 
 def _conjugate_gradients(laplacian: Any, degree: Array, gap: Array, damping: float) -> Array:
-    """(laplacian + damping) change = gap with mean 0, roughly: the Hessian itself is only counted."""
+    """(laplacian + damping) change = gap with mean 0, roughly: the Hessian is a count anyway."""
     scale = 1 / (degree + damping)
     change = np.zeros_like(gap)
-    rest = direction = _centred(gap)
+    rest = direction = centred(gap)
     strength = 0.0
-    for _ in range(_ROUNDS):
-        steep = _centred(scale * rest)
+    for _ in range(_CG_ROUNDS):
+        steep = centred(scale * rest)
         before, strength = strength, float(rest @ steep)
         direction = steep + strength / before * direction if before else steep
         bent = laplacian @ direction + damping * direction
         step = strength / float(direction @ bent)
         change = change + step * direction
         rest = rest - step * bent
-        if np.abs(rest).sum() <= _EXACTNESS * np.abs(gap).sum():
+        if np.abs(rest).sum() <= _CG_TOLERANCE * np.abs(gap).sum():
             break
     return change
-
-
-def _centred(values: Array) -> Array:
-    return values - values.mean()

@@ -1,8 +1,10 @@
 """The program: who goes where, if every expert must get its share.
 
-    max  sum_ik scores_ik x_ik    each token takes K distinct experts, expert k takes target_k tokens,  x in {0, 1}
+    max  sum_ik scores_ik x_ik      x in {0, 1}
+         sum_k x_ik = K             each token takes K distinct experts
+         sum_i x_ik = target_k      expert k takes target_k tokens
 
-(the paper's eq. 4). Its dual, with one variable per expert, the shift p (errata: the printed dual
+(the paper's eq. 4). Its dual, with one variable per expert, the shift p (errata 1: the printed dual
 lacks x <= 1):
 
     min_p  sum_i (sum of the K largest of scores_i + p)  -  sum_k target_k p_k
@@ -20,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.optimum.topk import in_parts, largest_size
+from equipoise.optimum.sums import largest_size
+from equipoise.optimum.threads import run_in_parts
 from equipoise.storage.arrays import Array
 
 
@@ -32,17 +35,20 @@ class Problem:
 
     scores: Array
     top_k: int
-    lower: Array  # (E,) int64
-    upper: Array  # (E,) int64
-    largest: float  # largest |score|
+    lower: Array
+    """(E,) int64"""
+    upper: Array
+    """(E,) int64"""
+    largest: float
+    """largest |score|"""
 
     @staticmethod
     def of(scores: Any, top_k: int, target: Any = None) -> Problem:
         scores = readable_scores(scores)
         T, E = scores.shape
         top_k = _whole_top_k(top_k, E)
-        largest = _largest(scores)
-        lower, upper = _bounds(target, T, E, top_k)
+        largest = _largest_score(scores)
+        lower, upper = _load_bounds(target, T, E, top_k)
         return Problem(scores, top_k, lower, upper, largest)
 
     def near_one(self) -> tuple[Problem, int]:
@@ -65,7 +71,7 @@ class Problem:
 
     @property
     def whole(self) -> bool:
-        """Whether every expert has one allowed load. If not, a constant added to the shift counts."""
+        """Whether every expert has one allowed load. If not, a constant in the shift counts."""
         return bool((self.lower == self.upper).all())
 
     @property
@@ -81,7 +87,7 @@ class Problem:
         """sum_ik scores_ik x_ik in float64, correctly rounded over blocks."""
         parts = [
             np.take_along_axis(rows, chosen, 1).sum(dtype=np.float64)
-            for rows, chosen in _blocks(self.scores, np.asarray(experts))
+            for rows, chosen in _row_blocks(self.scores, np.asarray(experts))
         ]
         return math.fsum(parts)
 
@@ -91,7 +97,7 @@ class Problem:
         """
         shift = np.asarray(shift, np.float64)
         parts = []
-        for (rows,) in _blocks(self.scores):
+        for (rows,) in _row_blocks(self.scores):
             shifted = rows + shift
             if self.top_k < self.num_experts:
                 shifted = np.partition(shifted, -self.top_k, axis=1)[:, -self.top_k :]
@@ -127,7 +133,8 @@ def readable_scores(scores: Any) -> Array:
     if array.dtype.kind != "f":
         raise TypeError(f"scores must be float32 or float64, not {array.dtype}")
     if array.dtype.itemsize < 4:
-        array = array.astype(np.float32)  # exact
+        # exact
+        array = array.astype(np.float32)
     elif array.dtype.itemsize > 8:
         raise TypeError(f"scores must be float32 or float64, not {array.dtype}")
     array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
@@ -135,12 +142,13 @@ def readable_scores(scores: Any) -> Array:
 
 
 class _Unlocked:
-    """A read-only array without its lock. Nothing here writes to scores; but numba would compile
-    all kernels once more.
+    """A read-only array made writable without a copy. Nothing here writes to scores, but for a
+    read-only array numba would compile all kernels once more.
     """
 
     def __init__(self, array: Array) -> None:
-        self.array = array  # keeps the memory, or the map, alive
+        # keeps the memory, or the map, alive
+        self.array = array
         address = array.__array_interface__["data"][0]
         self.__array_interface__ = array.__array_interface__ | {"data": (address, False)}
 
@@ -149,7 +157,8 @@ def to_numpy(values: Any, name: str) -> Array:
     """numpy's view of an array or of a CPU tensor; half precision, which numpy may not know, is
     widened exactly.
     """
-    if hasattr(values, "detach"):  # a torch tensor; torch itself is not imported here
+    # a torch tensor; torch itself is not imported here
+    if hasattr(values, "detach"):
         values = values.detach()
         if values.device.type != "cpu":
             raise ValueError(f"{name} are on {values.device}; pass {name}.cpu()")
@@ -182,10 +191,10 @@ def _whole_top_k(top_k: int, num_experts: int) -> int:
     return int(top_k)
 
 
-def _largest(scores: Array) -> float:
+def _largest_score(scores: Array) -> float:
     """max |score|; refuses NaN and infinity with their place."""
     sizes: list[float] = []
-    in_parts(len(scores), lambda start, stop: sizes.append(largest_size(scores[start:stop])))
+    run_in_parts(len(scores), lambda start, stop: sizes.append(largest_size(scores[start:stop])))
     largest = max(sizes)
     if not math.isfinite(largest):
         bad = ~np.isfinite(scores)
@@ -202,7 +211,7 @@ def _largest(scores: Array) -> float:
     return largest
 
 
-def _bounds(target: Any, T: int, E: int, top_k: int) -> tuple[Array, Array]:
+def _load_bounds(target: Any, T: int, E: int, top_k: int) -> tuple[Array, Array]:
     """Least and greatest load of each expert."""
     if target is None:
         return np.full(E, T * top_k // E), np.full(E, -(-T * top_k // E))
@@ -225,13 +234,14 @@ def _bounds(target: Any, T: int, E: int, top_k: int) -> tuple[Array, Array]:
             f"targets sum to {total:.15g}, but {T} tokens taking {top_k} experts each make "
             f"{T * top_k}"
         )
-    nearest = np.rint(wanted)  # a float that means a whole number is one: 4096 * (1/3) * 3
+    # a float that means a whole number is one: 4096 * (1/3) * 3
+    nearest = np.rint(wanted)
     wanted = np.where(np.abs(wanted - nearest) <= 1e-9 * np.maximum(nearest, 1), nearest, wanted)
     return np.floor(wanted).astype(np.int64), np.ceil(wanted).astype(np.int64)
 
 
-def _blocks(*arrays: Array, tokens: int = 16384) -> Any:
-    """The arrays' rows, 16,384 tokens at a time: enough for numpy to be quick, little enough for
+def _row_blocks(*arrays: Array, tokens: int = 16384) -> Any:
+    """The arrays' rows, 16,384 tokens at a time: enough for numpy to be fast, few enough for
     memory.
     """
     for start in range(0, len(arrays[0]), tokens):

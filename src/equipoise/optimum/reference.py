@@ -3,7 +3,7 @@ primal and dual apart.
 
     primal  max sum scores x      sum_k x_ik = K,  lower_k <= sum_i x_ik <= upper_k,  0 <= x <= 1
     dual    min K sum_i y_i + sum_ik z_ik + sum_k (upper_k b_k - lower_k a_k)
-            y_i + z_ik + b_k - a_k >= scores_ik,   z, a, b >= 0                     (p_k = a_k - b_k)
+            y_i + z_ik + b_k - a_k >= scores_ik,   z, a, b >= 0         (p_k = a_k - b_k)
 
 z is the multiplier of x <= 1, which the paper's printed dual forgets: without it the two agree only
 for K = 1 (errata 1). Thousands of variables are the most it is good for.
@@ -21,22 +21,26 @@ from equipoise.optimum.problem import Problem
 from equipoise.storage.arrays import Array
 
 
-class Reference(NamedTuple):
+class LPOptimum(NamedTuple):
+    """The optimum as HiGHS has it."""
+
     value: float
     dual_value: float
-    assignment: Array  # (T, E), 0 or 1 up to the solver's tolerance
-    shift: Array  # (E,)
+    assignment: Array
+    """(T, E), 0 or 1 up to the solver's tolerance"""
+    shift: Array
+    """(E,)"""
 
 
-def solve_by_lp(scores: Any, top_k: int, *, target: Any = None) -> Reference:
+def solve_by_lp(scores: Any, top_k: int, *, target: Any = None) -> LPOptimum:
     """The optimum by HiGHS, of the primal and of the dual, each solved on its own."""
     problem = Problem.of(scores, top_k, target)
-    value, assignment = _primal(problem)
-    dual_value, shift = _dual(problem)
-    return Reference(value, dual_value, assignment, shift)
+    value, assignment = _solve_primal(problem)
+    dual_value, shift = _solve_dual(problem)
+    return LPOptimum(value, dual_value, assignment, shift)
 
 
-def _primal(problem: Problem) -> tuple[float, Array]:
+def _solve_primal(problem: Problem) -> tuple[float, Array]:
     T, E = problem.scores.shape
     per_token = sparse.kron(sparse.identity(T), np.ones((1, E)), format="csr")
     per_expert = sparse.kron(np.ones((1, T)), sparse.identity(E), format="csr")
@@ -49,11 +53,11 @@ def _primal(problem: Problem) -> tuple[float, Array]:
         bounds=(0, 1),
         method="highs",
     )
-    _insist(result)
+    _require_solved(result)
     return -float(result.fun), result.x.reshape(T, E)
 
 
-def _dual(problem: Problem) -> tuple[float, Array]:
+def _solve_dual(problem: Problem) -> tuple[float, Array]:
     T, E = problem.scores.shape
     # variables in order: y (T, free), z (T*E), a (E), b (E)
     of_token = sparse.kron(sparse.identity(T), np.ones((E, 1)))
@@ -67,10 +71,10 @@ def _dual(problem: Problem) -> tuple[float, Array]:
         bounds=[(None, None)] * T + [(0, None)] * (T * E + 2 * E),
         method="highs",
     )
-    _insist(result)
+    _require_solved(result)
     return float(result.fun), result.x[-2 * E : -E] - result.x[-E:]
 
 
-def _insist(result: Any) -> None:
+def _require_solved(result: Any) -> None:
     if result.status != 0:
         raise RuntimeError(f"HiGHS did not solve the program: {result.message}")

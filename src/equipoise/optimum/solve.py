@@ -4,13 +4,13 @@
     solution.loads, solution.shift, solution.gap
     solution.verify(scores)
 
-In three strides. Newton on a sample of the tokens, then on a larger one, then on all brings the
+In three stages. Newton on a sample of the tokens, then on a larger one, then on all brings the
 loads within a few tokens of their targets (newton.py). Cheapest chains of moves among the tokens
-near the boundary bring them there exactly (paths.py). One last pass writes down who went where.
+near the boundary bring them there exactly (chains.py). One last pass writes the assignment.
 
 Where ties are everywhere (scores from a coarse grid, many tokens alike) Newton stalls: the dual has
 corners. Then the sample is solved exactly; its shift is a corner, and nearly the corner of all
-tokens. Under it, equals are given to whom they are needed by, and chains do the rest.
+tokens. Under it, ties go to the experts that need tokens, and chains do the rest.
 """
 
 from __future__ import annotations
@@ -23,33 +23,43 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.optimum import chains as paths
-from equipoise.optimum.exact import Exact, exact_at, finish, scale_of
-from equipoise.optimum.newton import Descent, Region, descend
+from equipoise.optimum.certificate import verify_solution
+from equipoise.optimum.exact import ExactState, exact_state, finish_exactly
+from equipoise.optimum.newton import Descent, Region, descend_dual
 from equipoise.optimum.problem import Problem, readable_shift
-from equipoise.optimum.topk import ALL, boundary, choice, sums
+from equipoise.optimum.sums import value_and_best
+from equipoise.optimum.topk import EVERY_TOKEN, boundary_under, choice_under
+from equipoise.optimum.whole_numbers import units_in_one, write_choices
 from equipoise.storage.arrays import Array
 
-Progress = Callable[[str], None]
+ReportLine = Callable[[str], None]
+"""called with a line of text at every stage"""
 
-_SAMPLES = (2048, 16384)  # tokens; each a start for the next
+_SAMPLES = (2048, 16384)
+"""tokens; each a start for the next"""
 
 
 @dataclass(frozen=True)
 class Solution:
     """An assignment, the shift that proves it optimal, and what it cost to find."""
 
-    experts: Array  # (T, K) int64, by falling scores + shift
-    loads: Array  # (E,) int64
-    shift: Array  # (E,) float64: an optimal dual
+    experts: Array
+    """(T, K) int64, by falling scores + shift"""
+    loads: Array
+    """(E,) int64"""
+    shift: Array
+    """(E,) float64: an optimal dual"""
     value: float
     dual_value: float
-    rounding_bound: float  # what float64 may make of a gap of 0
+    rounding_bound: float
+    """what float64 may make of a gap of 0"""
     seconds: float
-    passes: float  # over all the scores; a look at half the tokens is half a pass
+    passes: float
+    """over all the scores; a look at half the tokens is half a pass"""
     top_k: int
-    lower: Array  # (E,) the loads that were allowed
+    lower: Array
     upper: Array
+    """(E,) the loads that were allowed"""
 
     @property
     def gap(self) -> float:
@@ -65,11 +75,7 @@ class Solution:
 
     def verify(self, scores: Any) -> None:
         """Check the proof from scratch, by numpy alone; raises ValueError naming what fails."""
-        from equipoise.optimum.certificate import (
-            verify,  # verify imports nothing of how a solution is found
-        )
-
-        verify(self, scores)
+        verify_solution(self, scores)
 
 
 def solve(
@@ -78,7 +84,7 @@ def solve(
     *,
     target: Any = None,
     shift: Any = None,
-    progress: Progress | None = None,
+    progress: ReportLine | None = None,
 ) -> Solution:
     """Assign tokens to experts, K each, with given loads and the greatest sum of scores.
 
@@ -104,10 +110,10 @@ def solve(
     scaled, exponent = problem.near_one()
     search = _Search(scaled, progress or (lambda line: None))
     experts, found = search.run(
-        start if start is None else np.ldexp(_bounded(start, 4 * problem.largest), -exponent)
+        start if start is None else np.ldexp(_clip_shift(start, 4 * problem.largest), -exponent)
     )
     found = np.ldexp(found, exponent)
-    value, best = sums(problem.scores, found, experts)
+    value, best = value_and_best(problem.scores, found, experts)
     return Solution(
         experts=experts,
         loads=np.bincount(experts.ravel(), minlength=problem.num_experts),
@@ -126,27 +132,26 @@ def solve(
 class _Search:
     """One solve, and how many tokens it has looked at."""
 
-    def __init__(self, problem: Problem, progress: Progress) -> None:
+    def __init__(self, problem: Problem, progress: ReportLine) -> None:
         self.problem = problem
         self.progress = progress
         self.read = 0
-        self.scale = scale_of(problem.largest)
+        self.scale = units_in_one(problem.largest)
 
     def run(self, start: Array | None) -> tuple[Array, Array]:
         """Experts (T, K) and shift (E,)."""
         problem = self.problem
-        if (
-            problem.top_k == problem.num_experts
-        ):  # every expert takes every token: nothing to choose
+        if problem.top_k == problem.num_experts:
+            # every expert takes every token: nothing to choose
             shift = np.zeros(problem.num_experts)
-            return choice(problem.scores, shift, problem.top_k), shift
+            return choice_under(problem.scores, shift, problem.top_k), shift
         shift, radius = self._start(start)
-        state = self._exactly(ALL, shift, radius)
+        state = self._exactly(EVERY_TOKEN, shift, radius)
         self.progress("writing down the assignment")
         shift = state.float_shift
         self.read += problem.num_tokens
-        experts = choice(problem.scores, shift, problem.top_k)
-        paths.write(problem.scores, state.tokens, self.scale, state.shift, state.chosen, experts)
+        experts = choice_under(problem.scores, shift, problem.top_k)
+        write_choices(problem.scores, state.tokens, self.scale, state.shift, state.chosen, experts)
         return experts, shift - shift.mean() if problem.whole else shift
 
     def _start(self, given: Array | None) -> tuple[Array, float | None]:
@@ -168,10 +173,10 @@ class _Search:
         return shift, radius
 
     def _does_well(self, shift: Array, tokens: Array) -> bool:
-        """Whether loads on a sample are off by little more than chance: then a sample has nothing
-        to teach.
+        """Whether loads on a sample are off by little more than chance: then Newton on the sample
+        would gain nothing.
         """
-        seen = boundary(self.problem.scores, shift, self.problem.top_k, tokens)
+        seen = boundary_under(self.problem.scores, shift, self.problem.top_k, tokens)
         self.read += len(tokens)
         target = self._target(tokens)
         chance = np.sqrt(2 / np.pi * np.maximum(target, 1))
@@ -193,17 +198,16 @@ class _Search:
     def _newton(self, tokens: Array, shift: Array, radius: float | None) -> Descent:
         whole = Region.whole(self.problem.scores, self.problem.top_k, self.problem.largest, tokens)
         target = self._target(tokens)
-        chance = (
-            0.2 * np.sqrt(target).sum() if len(tokens) else 0.0
-        )  # a sample's own noise is twice that
+        # a sample's own noise is twice that
+        chance = 0.2 * np.sqrt(target).sum() if len(tokens) else 0.0
         excess = max(2.0 * self.problem.num_experts, float(chance))
-        descent = descend(whole, target, shift, excess=excess, radius=radius)
+        descent = descend_dual(whole, target, shift, excess=excess, radius=radius)
         self.read += descent.read
         return descent
 
     def _exactly(
         self, tokens: Array, shift: Array, radius: float | None, descent: Descent | None = None
-    ) -> Exact:
+    ) -> ExactState:
         """The optimum of these tokens: from where Newton came to, or from where it began if that
         was better.
         """
@@ -216,20 +220,20 @@ class _Search:
                 np.ceil(self._target(tokens)).astype(np.int64),
             )
         region, look = descent.region, descent.look
-        state = exact_at(region, look, self.scale, bounds, 0.0)
+        state = exact_state(region, look, self.scale, bounds, 0.0)
         if not descent.close:
             self.read += len(descent.whole)
-            start = exact_at(descent.whole, descent.first, self.scale, bounds, 0.0)
+            start = exact_state(descent.whole, descent.first, self.scale, bounds, 0.0)
             if start.total_excess < state.total_excess:
                 region, look, state = descent.whole, descent.first, start
         self.progress(f"cheapest chains for {state.total_excess:,} tokens")
-        state, read = finish(descent.whole, region, look, self.scale, bounds, state)
+        state, read = finish_exactly(descent.whole, region, look, self.scale, bounds, state)
         self.read += read
         return state
 
 
-def _bounded(shift: Array, size: float) -> Array:
-    """No shift beyond a few times the largest score does anything more, and its sums would lose the
-    scores' digits.
+def _clip_shift(shift: Array, size: float) -> Array:
+    """Centred and clipped: a shift beyond a few times the largest score changes nothing more, and
+    its sums would lose the scores' digits.
     """
     return np.clip(shift - np.median(shift), -size, size)

@@ -4,25 +4,16 @@ The rule for ties is one: among equal shifted scores the lowest expert comes fir
 
 How it is fast. Tokens are taken in blocks and laid out expert by token, so that one instruction
 works on the same expert of many tokens. A value sinks through a column of the K+1 best so far: the
-larger stays, the smaller goes on. That is min and max only, no branch, four experts at a time. What
+larger stays, the smaller sinks further. That is min and max only, no branch, four at a time. What
 the token chose is then a comparison with its K-th best value. Only tokens whose K-th and (K+1)-th
 values are equal are looked at one by one, since there the rule for ties decides.
 
-Sums `scores + shift` are formed in the scores' own type. For float32 that is exact enough to steer
-by, not to prove by: `paths` decides near-ties in whole numbers.
-
-Kernels release the GIL and run on plain threads: numba's own thread pools are not safe to enter
-from two threads.
+Sums `scores + shift` are formed in the scores' own type. For float32 that is exact enough for the
+search, not for the proof: near-ties are decided in whole numbers (whole_numbers.py).
 """
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numba
@@ -30,10 +21,11 @@ import numpy as np
 from llvmlite import ir
 from numba.extending import intrinsic
 
+from equipoise.optimum.threads import run_in_parts
 from equipoise.storage.arrays import Array
 
-_L1_BYTES = 16384  # a block of scores should leave room for the column of best values beside it
-_MIN_PART = 4096  # tokens; below this a second thread costs more than it brings
+_L1_BYTES = 16384
+"""of a block of scores: the nearest cache must also hold the column of best values"""
 
 
 def _instruction(name: str) -> Any:
@@ -58,10 +50,10 @@ def _instruction(name: str) -> Any:
 _larger = _instruction("llvm.maxnum")
 _smaller = _instruction("llvm.minnum")
 
-_kernel = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"nnan", "nsz"})
+_block_kernel = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"nnan", "nsz"})
 
 
-@_kernel
+@_block_kernel
 def _lay_out(
     scores: Array, shift: Array, tokens: Array, start: int, count: int, block: Array
 ) -> None:
@@ -74,9 +66,9 @@ def _lay_out(
     block[:, count:] = -np.inf
 
 
-@_kernel
+@_block_kernel
 def _best_values(block: Array, best: Array, sinking: Array) -> None:
-    """best[r, j] = the r-th largest value of block[:, j]. The block's rows are a multiple of four."""
+    """best[r, j] = the r-th largest of block[:, j]. The block's rows are a multiple of four."""
     best[:] = -np.inf
     lanes = block.shape[1]
     for k in range(0, block.shape[0], 4):
@@ -95,15 +87,15 @@ def _best_values(block: Array, best: Array, sinking: Array) -> None:
                 best[r, j] = held
 
 
-@_kernel
-def _count(block: Array, threshold: Array, count: int, hits: Array) -> None:
+@_block_kernel
+def _count_hits(block: Array, threshold: Array, count: int, hits: Array) -> None:
     for k in range(hits.shape[0]):
         for j in range(count):
             hits[k, j] += block[k, j] >= threshold[j]
 
 
-@_kernel
-def _find(block: Array, value: Array, first: bool, place: Array) -> None:
+@_block_kernel
+def _find_value(block: Array, value: Array, first: bool, place: Array) -> None:
     """place[j] = the expert with exactly this value; the first or the last of several."""
     E = block.shape[0]
     lanes = place.shape[0]
@@ -113,9 +105,9 @@ def _find(block: Array, value: Array, first: bool, place: Array) -> None:
             place[j] = k if block[k, j] == value[j] else place[j]
 
 
-@_kernel
+@_block_kernel
 def _untie(block: Array, j: int, top_k: int, value: float, hits: Array) -> tuple[int, int]:
-    """Where K-th and (K+1)-th are equal: the lowest experts have it. Returns the last chosen and
+    """Where K-th and (K+1)-th are equal, the lowest experts are chosen. Returns the last chosen and
     the first left out.
     """
     E = hits.shape[0]
@@ -135,7 +127,7 @@ def _untie(block: Array, j: int, top_k: int, value: float, hits: Array) -> tuple
     return last, first_out
 
 
-@_kernel
+@_block_kernel
 def _boundary_part(
     scores: Array,
     shift: Array,
@@ -165,13 +157,13 @@ def _boundary_part(
         count = min(lanes, stop - begin)
         _lay_out(scores, shift, tokens, begin, count, block)
         _best_values(block, best, sinking)
-        _count(block, best[top_k - 1], count, hits)
+        _count_hits(block, best[top_k - 1], count, hits)
         for r in range(top_k):
             for j in range(count):
                 total += best[r, j]
         if margin.size:
-            _find(block, best[top_k - 1], False, last)
-            _find(block, best[top_k], True, first_out)
+            _find_value(block, best[top_k - 1], False, last)
+            _find_value(block, best[top_k], True, first_out)
         for j in range(count):
             if best[top_k - 1, j] == best[top_k, j]:
                 last[j], first_out[j] = _untie(block, j, top_k, best[top_k, j], hits)
@@ -185,7 +177,7 @@ def _boundary_part(
     value[0] = total
 
 
-@_kernel
+@_block_kernel
 def _choice_part(
     scores: Array,
     shift: Array,
@@ -208,12 +200,13 @@ def _choice_part(
             _collect(block, j, best[top_k - 1, j], experts[begin + j])
 
 
-@_kernel
+@_block_kernel
 def _collect(block: Array, j: int, threshold: float, chosen: Array) -> None:
-    """The experts above the threshold, best first; equals and the places left by the lowest index."""
+    """The experts above the threshold, best first; then those equal to it, by index."""
     E = block.shape[0]
     held = 0
-    for k in range(E):  # insertion sort; strict, so that equals stay in order of their index
+    # insertion sort; strict, so that equals stay in order of their index
+    for k in range(E):
         value = block[k, j]
         if value > threshold:
             place = held
@@ -230,78 +223,28 @@ def _collect(block: Array, j: int, threshold: float, chosen: Array) -> None:
             held += 1
 
 
-@numba.njit(cache=True, nogil=True)
-def largest_size(scores: Array) -> float:
-    """max |score|, or infinity where a score is NaN or infinite."""
-    largest = 0.0
-    broken = 0
-    for i in range(scores.shape[0]):
-        for k in range(scores.shape[1]):
-            size = abs(scores[i, k])
-            broken += not size < np.inf
-            largest = size if size > largest else largest
-    return np.inf if broken else largest
-
-
-@numba.njit(cache=True, nogil=True)  # no fastmath: these sums are the proof
-def _sums_part(
-    scores: Array, shift: Array, experts: Array, start: int, stop: int, sums: Array
-) -> None:
-    """sums[0] = chosen scores, sums[1] = the K largest shifted scores: float64, and what an
-    addition lost is added later.
-    """
-    E, K = scores.shape[1], experts.shape[1]
-    shifted = np.empty(E)
-    lost = np.zeros(2)
-    for i in range(start, stop):
-        for k in range(E):
-            shifted[k] = np.float64(scores[i, k]) + shift[k]
-        value = 0.0
-        best = 0.0
-        lowest = np.inf
-        for j in range(K):
-            value += np.float64(scores[i, experts[i, j]])
-            best += shifted[experts[i, j]]
-            lowest = min(lowest, shifted[experts[i, j]])
-        above = 0
-        for k in range(E):
-            above += shifted[k] > lowest
-        if above >= K:  # some expert left out beats one chosen: not a top-K
-            best = np.sort(shifted)[E - K :].sum()
-        for which, term in enumerate((value, best)):
-            term -= lost[which]
-            total = sums[which] + term
-            lost[which] = (total - sums[which]) - term
-            sums[which] = total
-
-
-def sums(scores: Array, shift: Array, experts: Array) -> tuple[float, float]:
-    """The value of an assignment, and the sum over tokens of the K largest of scores + shift."""
-    parts: list[Array] = []
-
-    def part(start: int, stop: int) -> None:
-        both = np.zeros(2)
-        _sums_part(scores, shift, experts, start, stop, both)
-        parts.append(both)
-
-    in_parts(len(scores), part)
-    return math.fsum(part[0] for part in parts), math.fsum(part[1] for part in parts)
-
-
 class Boundary(NamedTuple):
     """What tokens do under a shift. Arrays over the tokens asked for, in their order."""
 
-    loads: Array  # (E,) int64
-    value: float  # sum of the chosen shifted scores
-    kth: Array  # (n,) the chosen expert with the lowest shifted score
-    runner_up: Array  # (n,) the best expert not chosen
-    margin: Array  # (n,) by how much the former beats the latter; 0 at a tie
+    loads: Array
+    """(E,) int64"""
+    value: float
+    """sum of the chosen shifted scores"""
+    kth: Array
+    """(n,) the chosen expert with the lowest shifted score"""
+    runner_up: Array
+    """(n,) the best expert not chosen"""
+    margin: Array
+    """(n,) by how much the former beats the latter; 0 at a tie"""
 
 
-ALL = np.empty(0, np.int64)  # in place of a list of tokens: every token, in order
+EVERY_TOKEN = np.empty(0, np.int64)
+"""in place of a list of tokens: all of them, in order"""
 
 
-def boundary(scores: Array, shift: Array, top_k: int, tokens: Array = ALL) -> Boundary:
+def boundary_under(
+    scores: Array, shift: Array, top_k: int, tokens: Array = EVERY_TOKEN
+) -> Boundary:
     """One pass: loads, value, and each token's boundary. Needs K < E."""
     n = len(tokens) or len(scores)
     kth, runner_up = np.empty(n, np.int32), np.empty(n, np.int32)
@@ -313,17 +256,16 @@ def boundary(scores: Array, shift: Array, top_k: int, tokens: Array = ALL) -> Bo
 def loads_under(scores: Array, shift: Array, top_k: int) -> Array:
     """How many tokens choose each expert: (E,) int64. The cheapest pass there is. Needs K < E."""
     nothing = np.empty(0, np.int32)
-    return _loads_and_value(scores, shift, top_k, ALL, nothing, nothing, np.empty(0, scores.dtype))[
-        0
-    ]
+    no_margin = np.empty(0, scores.dtype)
+    return _loads_and_value(scores, shift, top_k, EVERY_TOKEN, nothing, nothing, no_margin)[0]
 
 
-def choice(scores: Array, shift: Array, top_k: int, tokens: Array = ALL) -> Array:
+def choice_under(scores: Array, shift: Array, top_k: int, tokens: Array = EVERY_TOKEN) -> Array:
     """The experts of each token, best first: (n, K) int64."""
     experts = np.empty((len(tokens) or len(scores), top_k), np.int64)
     shift = shift.astype(scores.dtype)
     lanes = _lanes(scores)
-    in_parts(
+    run_in_parts(
         len(experts), lambda a, b: _choice_part(scores, shift, tokens, a, b, top_k, lanes, experts)
     )
     return experts
@@ -352,34 +294,10 @@ def _loads_and_value(
         loads.append(counted)
         values.append(value)
 
-    in_parts(n, part)
+    run_in_parts(n, part)
     return np.asarray(np.sum(loads, axis=0, dtype=np.int64)), float(np.sum(values))
 
 
 def _lanes(scores: Array) -> int:
     """Tokens in a block: a multiple of 16, so many that the block stays in the nearest cache."""
     return max(16, min(64, _L1_BYTES // (scores.shape[1] * scores.itemsize) // 16 * 16))
-
-
-def in_parts(n: int, work: Callable[[int, int], None]) -> None:
-    """work(start, stop) over 0..n, on as many threads as numba may use."""
-    parts = max(1, min(_threads(), n // _MIN_PART))
-    edges = [n * part // parts for part in range(parts + 1)]
-    if parts == 1:
-        work(0, n)
-        return
-    for done in [_pool(os.getpid()).submit(work, a, b) for a, b in pairwise(edges)]:
-        done.result()
-
-
-@cache
-def _pool(process: int) -> ThreadPoolExecutor:
-    """One pool a process: a fork inherits the object without its threads, so it gets its own."""
-    return ThreadPoolExecutor(_threads(), thread_name_prefix="equipoise")
-
-
-def _threads() -> int:
-    """All cores, or NUMBA_NUM_THREADS. numba.get_num_threads() would start numba's own threads, and
-    with them change how many torch uses in the calling thread, whatever it was told before.
-    """
-    return int(numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]  # set while numba loads

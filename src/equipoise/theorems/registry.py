@@ -1,4 +1,4 @@
-"""The list of statements: each is registered where it is defined, once, and `verify` walks the list.
+"""The list of statements: each is registered once, where it is defined; `verify` walks the list.
 
     @statement(5, "assignment changes", evidence=STEPS, meaning="difference of signs, less 1")
     def assignment_changes(step: UpdateStep) -> float:
@@ -121,7 +121,7 @@ def statement_variants(
     evidence: EvidenceKind[SourceT, EvidenceT],
     meaning: str = "",
 ) -> Callable[[Callable[[EvidenceT, OptionT], float | Slack]], Variants[SourceT, EvidenceT]]:
-    """Register the decorated check once for each option, its second argument, as "title, option"."""
+    """Register the decorated check once per option, its second argument, as "title, option"."""
 
     def register(
         check: Callable[[EvidenceT, OptionT], float | Slack],

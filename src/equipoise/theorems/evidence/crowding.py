@@ -33,7 +33,7 @@ def least_gap_difference(scores: Floats, enough: float = 0.0) -> float:
 
 
 def most_in_a_window(scores: Floats, length: float) -> int:
-    """M: the most tokens whose gap for one pair of experts lies in one closed window of `length`."""
+    """M: the most tokens whose gap for one pair of experts lies in a closed window of `length`."""
     most = 0
     for gaps in sorted_gaps(scores):
         most = _fuller_window(gaps, length, most)
@@ -66,7 +66,7 @@ def near_threshold(step: UpdateStep, reach: float) -> Ints:
 
 @njit(cache=True)
 def _fuller_window(ordered: Floats, length: float, most: int) -> int:
-    """The most that fit into one window, if that is more than `most`: the window only ever grows."""
+    """The most that fit into one window, or `most` if that is more: the window only grows."""
     start = 0
     while start + most < ordered.size:
         if ordered[start + most] - ordered[start] <= length:

@@ -1,4 +1,4 @@
-"""Evidence for statement 14: the boundary weights of a law at a shift, and the curvature they give."""
+"""Evidence for statement 14: the boundary weights of a law at a shift, and their curvature."""
 
 from __future__ import annotations
 

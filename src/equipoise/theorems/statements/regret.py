@@ -15,12 +15,21 @@ from __future__ import annotations
 import numpy as np
 
 from equipoise.optimum.arrays import Floats
+from equipoise.storage.renamed import old_names
 from equipoise.theorems.evidence.journeys import JOURNEYS, Journey
 from equipoise.theorems.registry import statement
 from equipoise.theorems.verdict import Slack, require_hypothesis
 
 REGRET_STANDARD_ERRORS = 4.0
 """how far a mean over seeds may miss a bound by chance"""
+
+__getattr__ = old_names(
+    __name__,
+    {
+        "descend": "equipoise.theorems.evidence.journeys:run_descents",
+        "project": "equipoise.theorems.evidence.journeys:project_shifts",
+    },
+)
 
 
 @statement(16, "one-step accounting", evidence=JOURNEYS)
