@@ -10,18 +10,18 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
-Given = ParamSpec("Given")
-Made = TypeVar("Made")
+Parameters = ParamSpec("Parameters")
+Returned = TypeVar("Returned")
 
 
 def accept_old_argument(
     old: str, new: str
-) -> Callable[[Callable[Given, Made]], Callable[Given, Made]]:
+) -> Callable[[Callable[Parameters, Returned]], Callable[Parameters, Returned]]:
     """A decorator: the keyword argument `old` is passed on as `new`."""
 
-    def decorate(function: Callable[Given, Made]) -> Callable[Given, Made]:
+    def decorate(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
         @functools.wraps(function)
-        def accepting(*arguments: Given.args, **named: Given.kwargs) -> Made:
+        def accepting(*arguments: Parameters.args, **named: Parameters.kwargs) -> Returned:
             if old in named:
                 if new in named:
                     raise TypeError(f"{old} is now called {new}: give {new} alone")

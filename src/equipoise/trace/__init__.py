@@ -30,7 +30,8 @@ from equipoise.trace.error import TraceError
 from equipoise.trace.header import TraceAbout, TraceHeader
 from equipoise.trace.layout import is_trace
 from equipoise.trace.reader import Trace
-from equipoise.trace.record import UNITS, Record
+from equipoise.trace.record import STEP_SIZE_UNITS as UNITS
+from equipoise.trace.record import Record
 from equipoise.trace.writer import TraceWriter
 
 __all__ = [

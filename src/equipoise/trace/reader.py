@@ -1,4 +1,4 @@
-"""Trace: the one reader of traces."""
+"""Trace: the one reader of traces. Nobody else opens their files."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ class Trace:
             scores = self._sampled_scores(place.chunk)[place.score_rows]
         else:
             scores = load_columns(place.whole, ("scores",))["scores"]
-        return record_at(place.columns, place.row, place.check_scores(scores))
+        place.check_scores(scores, self.top_k)
+        return record_at(place.columns, place.row, scores)
 
     def loads(self, layer: int | str, step: int) -> NDArray[np.int64]:
         """(E): the loads of one step of one layer, without reading its scores."""
@@ -111,15 +112,16 @@ class Trace:
         file: a batch may be larger than memory. What is written to the array stays in it.
         """
         place = self._place(self.index(layer), step)
-        if place.whole is None:
-            return place.check_scores(map_scores(place.chunk)[place.score_rows])
-        return place.check_scores(map_scores(place.whole))
+        scores = map_scores(place.whole or place.chunk)[place.score_rows]
+        place.check_scores(scores, self.top_k)
+        return scores
 
     def _place(self, index: int, step: int) -> _Place:
         """Where a step of a layer is."""
         chunk = self._chunk_of.get(index, {}).get(step)
         if chunk is None or not chunk.exists():
-            self.steps(index)  # what was a record of its own may lie in a chunk by now
+            # what was a record of its own may be in a chunk of many by now
+            self.steps(index)
             chunk = self._chunk_of[index].get(step)
         if chunk is None:
             raise TraceError(f"{self.folder} has no step {step} of layer {self.layers[index]!r}")
@@ -159,17 +161,18 @@ class _Place(NamedTuple):
 
     @property
     def score_rows(self) -> slice:
-        """Which rows of the chunk's scores these are."""
+        """Which rows of the file's scores are this record's: all of a whole batch's."""
+        if self.whole is not None:
+            return slice(None)
         end = int(self.columns["rows"][: self.row + 1].sum())
         return slice(end - self.rows, end)
 
-    def check_scores(self, scores: NDArray[Any]) -> NDArray[Any]:
-        """The scores, unless they cannot be this record's."""
-        E = self.columns["loads"].shape[1]
-        rows = self.rows if self.whole is None else len(scores)
-        if scores.shape != (rows, E):
+    def check_scores(self, scores: NDArray[Any], top_k: int) -> None:
+        """Raise a TraceError if the scores cannot be this record's."""
+        loads = self.columns["loads"][self.row]
+        rows = self.rows if self.whole is None else int(loads.sum()) // top_k
+        if scores.shape != (rows, loads.size):
             raise TraceError(
                 f"{self.whole or self.chunk} is damaged: its scores have shape {scores.shape}, "
-                f"not {(rows, E)}"
+                f"not {(rows, loads.size)}"
             )
-        return scores

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from equipoise.trace.error import TraceError
 from equipoise.trace.layout import MOST_STEPS
 
-UNITS = ("counts", "tokens", "relative")
+STEP_SIZE_UNITS = ("counts", "tokens", "relative")
 """of the gap that a step size multiplies"""
 COLUMNS_WITHOUT_SCORES = (
     "step", "shift", "shift_after", "loads", "step_size", "unit", "whole", "rows"
@@ -20,13 +20,11 @@ RECORD_COLUMNS = (*COLUMNS_WITHOUT_SCORES, "scores")
 
 Columns = dict[str, NDArray[Any]]
 """The arrays of a chunk of R records, by name: shapes are in layout.py."""
-
-
-_DIMENSIONS = {
+_COLUMN_DIMENSIONS = {
     "step": 1, "shift": 2, "shift_after": 2, "loads": 2, "step_size": 2, "unit": 1, "whole": 1,
     "rows": 1, "scores": 2,
 }  # fmt: skip
-_KINDS = {
+_COLUMN_KINDS = {
     "step": "iu", "shift": "fiu", "shift_after": "fiu", "loads": "iu", "step_size": "f",
     "unit": "U", "whole": "b", "rows": "iu", "scores": "f",
 }  # fmt: skip
@@ -60,8 +58,8 @@ def columns_of_record(
     whole: bool,
 ) -> Columns:
     """A record as a chunk of one, checked."""
-    if unit not in UNITS:
-        raise TraceError(f"unit must be one of {', '.join(UNITS)}, not {unit!r}")
+    if unit not in STEP_SIZE_UNITS:
+        raise TraceError(f"unit must be one of {', '.join(STEP_SIZE_UNITS)}, not {unit!r}")
     if not 0 <= step < MOST_STEPS:
         raise TraceError(f"step must be in [0, 10^9), not {step}")
     if whole and scores is None:
@@ -143,17 +141,13 @@ def check_columns(columns: Columns) -> None:
     """
     shapes = {name: array.shape for name, array in columns.items()}
     for name, array in columns.items():
-        if array.ndim != _DIMENSIONS[name] or array.dtype.kind not in _KINDS[name]:
+        if array.ndim != _COLUMN_DIMENSIONS[name] or array.dtype.kind not in _COLUMN_KINDS[name]:
             raise ValueError(f"its {name} are {array.dtype} of shape {array.shape}")
     if len({shape[0] for name, shape in shapes.items() if name != "scores"}) > 1:
         raise ValueError(f"its columns differ in length: {shapes}")
     if len({shape[1] for shape in shapes.values() if len(shape) == 2}) > 1:
         raise ValueError(f"its columns differ in the number of experts: {shapes}")
     if "rows" in columns and "scores" in columns:
-        check_rows(columns["rows"], len(columns["scores"]))
-
-
-def check_rows(rows: NDArray[Any], length: int) -> None:
-    """Raise ValueError where the records of a chunk do not have `length` rows of scores."""
-    if (rows < 0).any() or rows.sum() != length:
-        raise ValueError(f"its records have {rows.sum()} rows of scores, and there are {length}")
+        rows, length = columns["rows"], len(columns["scores"])
+        if (rows < 0).any() or rows.sum() != length:
+            raise ValueError(f"its records have {rows.sum()} rows of scores, not {length}")

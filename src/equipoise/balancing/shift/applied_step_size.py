@@ -1,9 +1,9 @@
 """The step size of an update that has happened: what multiplied each expert's gap.
 
-The theorems are about the paper's update (eq. 7), in which expert k's shift moves by epsilon_k times
-its gap L_k - A_k. Rules are not written like that: DeepSeek's adds u sign(gap), Moonlight's also
-subtracts a mean, AdaGrad's divides by a history. But wherever a rule follows the gap, epsilon_k can
-be read off from what happened:
+The theorems are about the paper's update (eq. 7), in which expert k's shift moves by epsilon_k
+times its gap L_k - A_k. Rules are not written like that: DeepSeek's adds u sign(gap), Moonlight's
+also subtracts a mean, AdaGrad's divides by a history. But wherever a rule follows the gap,
+epsilon_k can be read off from what happened:
 
     epsilon_k = (shift_after_k - shift_k) / (L_k - A_k),    0 where the gap is 0
 
