@@ -9,7 +9,7 @@ import time
 import pytest
 
 from equipoise.experiments.compare import compare, plan_runs, table, watching
-from equipoise.experiments.processes import jobs
+from equipoise.experiments.processes import jobs, locks
 from equipoise.experiments.schemes import SCHEMES, chosen, configure
 from equipoise.results.comparison.rows import comparison_results
 from equipoise.results.comparison.rows_file import gather_rows, read_rows
@@ -29,7 +29,7 @@ def trained_here(monkeypatch):
                 train(job.config)
         return {}
 
-    monkeypatch.setattr("equipoise.experiments.compare.run", run)
+    monkeypatch.setattr("equipoise.experiments.compare.run_jobs", run)
     return made
 
 
@@ -110,20 +110,20 @@ def test_processes_fail_alone_and_are_recorded(tmp_path, settings):
     planned = plan_runs(tmp_path, "tiny", ["none", "quantile"], 1, settings)
     (planned[0].folder).mkdir(parents=True)
     (planned[0].folder / "trace").write_text("where a folder should be")
-    failed = jobs.run(planned, workers=2)
+    failed = jobs.run_jobs(planned, workers=2)
     assert list(failed) == ["none-0"]
-    assert "exit code" in jobs.failure(planned[0].folder)
+    assert "exit code" in jobs.load_failure(planned[0].folder)
     assert planned[1].finished
 
 
 def test_a_folder_has_one_owner(tmp_path):
     with (
-        jobs.locked(tmp_path),
+        locks.lock_folder(tmp_path),
         pytest.raises(ValueError, match="another process is at work"),
-        jobs.locked(tmp_path),
+        locks.lock_folder(tmp_path),
     ):
         pass
-    with jobs.locked(tmp_path):
+    with locks.lock_folder(tmp_path):
         pass  # it was let go
 
 
@@ -154,10 +154,10 @@ def test_stopped_runs_go_on(tmp_path, settings):
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=stop, daemon=True).start()
-    with pytest.raises(Stopped, match="goes on where it was"):
-        jobs.run(planned)
+    with pytest.raises(Stopped, match="continues where it was stopped"):
+        jobs.run_jobs(planned)
     [kept] = (planned[0].folder / "checkpoints").glob("step-*")
     assert 0 < int(kept.name.removeprefix("step-")) < 2000
     assert not planned[0].finished
-    assert jobs.run(planned) == {}
+    assert jobs.run_jobs(planned) == {}
     assert planned[0].finished

@@ -23,7 +23,7 @@ SWEEP = f"""
 from equipoise.experiments.processes import attempt
 from equipoise.experiments.sweep import sweep
 from equipoise.experiments.sweep.grid import Grid
-attempt.command = lambda wanted, processes: [{sys.executable!r}, {str(FAKE)!r}, str(wanted)]
+attempt.training_command = lambda wanted, _: [{sys.executable!r}, {str(FAKE)!r}, str(wanted)]
 sweep.prepare = lambda *_, **__: None
 sweep.sweep(Grid("test", {{}}, [{{"seed": [60]}}]), "out")
 """
@@ -32,7 +32,9 @@ sweep.sweep(Grid("test", {{}}, [{{"seed": [60]}}]), "out")
 @pytest.fixture(autouse=True)
 def faked(monkeypatch):
     monkeypatch.setattr(
-        attempt, "command", lambda wanted, processes: [sys.executable, str(FAKE), str(wanted)]
+        attempt,
+        "training_command",
+        lambda wanted, processes: [sys.executable, str(FAKE), str(wanted)],
     )
     monkeypatch.setattr("equipoise.experiments.sweep.sweep.prepare", lambda *_, **__: None)
 
@@ -143,7 +145,7 @@ def test_what_somebody_else_has_is_left_to_him(tmp_path):
     """And taken over when he is gone."""
     sweep(grid(seed=[1]), tmp_path)
     (tmp_path / "trials/seed=0").mkdir()
-    lock = locks.take(tmp_path / "trials/seed=0" / attempt.LOCK)
+    lock = locks.take_lock(tmp_path / "trials/seed=0" / locks.RUN_LOCK)
     threading.Timer(2.0, lambda: os.close(lock)).start()
     started = time.monotonic()
     sweep(grid(seed=[0, 1]), tmp_path)
@@ -159,7 +161,7 @@ def test_stopped_it_goes_on(tmp_path):
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=stop, daemon=True).start()
-    with pytest.raises(Stopped, match="goes on where it was"):
+    with pytest.raises(Stopped, match="continues where it was stopped"):
         sweep(grid(seed=[1, 60, 2]), tmp_path)
     assert (tmp_path / "trials/seed=60/stopped").exists()  # it had time for a checkpoint
     assert json.loads((tmp_path / "table.json").read_text())["unfinished"] == ["seed=60", "seed=2"]
@@ -172,17 +174,17 @@ def test_a_killed_sweep_leaves_no_training_behind(tmp_path):
     folder = tmp_path / "out/trials/seed=60"
     wait_for(lambda: (folder / "begun").exists())
     time.sleep(0.5)
-    assert locks.take(folder / attempt.LOCK) is None
+    assert locks.take_lock(folder / locks.RUN_LOCK) is None
     process.kill()
     process.wait()
     wait_for(lambda: (folder / "stopped").exists())
-    wait_for(lambda: locks.take(folder / attempt.LOCK) is not None)
+    wait_for(lambda: locks.take_lock(folder / locks.RUN_LOCK) is not None)
 
 
 def test_a_killed_guard_takes_its_training_along(tmp_path):
     """And the trial is begun again, when that has left."""
     [trial] = grid(seed=[60]).trials(tmp_path)
-    begun_here = attempt.begin(trial.job, attempt.Means())
+    begun_here = attempt.begin_attempt(trial.job, attempt.AttemptOptions())
     wait_for(lambda: begun(tmp_path))
     time.sleep(0.3)
     begun_here.process.kill()
@@ -219,9 +221,9 @@ def test_without_ray_it_says_what_to_install(tmp_path, monkeypatch):
 
 def test_a_trial_is_no_part_of_our_torchrun():
     threads = {"OMP_NUM_THREADS": "2", "NUMBA_NUM_THREADS": "2"}
-    assert attempt.environment({"RANK": "3", "HOME": "/"}, 2) == {"HOME": "/", **threads}
+    assert attempt.training_environment({"RANK": "3", "HOME": "/"}, 2) == {"HOME": "/", **threads}
 
 
 def test_what_the_user_says_of_threads_stands():
     asked = {"OMP_NUM_THREADS": "3", "NUMBA_NUM_THREADS": "1"}
-    assert attempt.environment(asked, 2) == asked
+    assert attempt.training_environment(asked, 2) == asked

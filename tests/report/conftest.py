@@ -18,7 +18,7 @@ def results(texts, tmp_path_factory):  # noqa: F811
     folder = tmp_path_factory.mktemp("results")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "equipoise.experiments.compare.run",
+            "equipoise.experiments.compare.run_jobs",
             lambda jobs, **_: [train(job.config) for job in jobs],
         )
         compare(folder, schemes=SCHEMES, data=str(texts), **SETTINGS)

@@ -23,7 +23,8 @@ from typing import Any
 
 from equipoise.experiments.measure import measure
 from equipoise.experiments.processes.job import Job, refuse_other_run
-from equipoise.experiments.processes.jobs import locked, run
+from equipoise.experiments.processes.jobs import run_jobs
+from equipoise.experiments.processes.locks import lock_folder
 from equipoise.experiments.schemes import SCHEMES, chosen, configure
 from equipoise.results.comparison.rows import comparison_results
 from equipoise.results.comparison.rows_file import (
@@ -68,10 +69,10 @@ def compare(
     folder = Path(out)
     names = [scheme.name for scheme in chosen(schemes)]
     jobs = plan_runs(folder, preset, names, seeds, changes)
-    if int(os.environ.get("RANK", "0")) > 0:  # torchrun: the first rank keeps the books
-        run(jobs)
+    if int(os.environ.get("RANK", "0")) > 0:  # torchrun: rank 0 writes the table
+        run_jobs(jobs)
         return []
-    with locked(folder):
+    with lock_folder(folder):
         for job in jobs:
             refuse_other_run(job)  # before the manifest says otherwise
         every = [*jobs, *earlier(folder, preset, jobs, changes)]
@@ -80,7 +81,7 @@ def compare(
         prepare(
             first.data, vocab_size=first.model.vocab_size, tokenizer=first.tokenizer
         )  # once, not in every process
-        run(jobs, workers=workers or min(2, os.cpu_count() or 1))
+        run_jobs(jobs, workers=workers or min(2, os.cpu_count() or 1))
         return table(folder, settled=settled)
 
 

@@ -1,11 +1,10 @@
-"""attempt: one training brought to its end by whoever holds its lock. Both engines do the same,
-here.
+"""attempt: one training brought to its end by whoever holds its lock. Both engines use this.
 
-A trial is begun by taking the lock in its folder; who does not get it leaves the trial to the one
-who has it. Its training is a process of its own (torchrun, if it needs several), under a guard
-(guard.py). A training that was killed or stopped from outside is started again and goes on from its
-checkpoint, three times in all; one that ends with an error is not, since it would end so again.
-Either is written to failure.json.
+A trial begins when a process takes the lock in its folder; a process that does not get the lock
+leaves the trial to the one that has it. The training is a process of its own (torchrun, if it needs
+several), under a guard (guard.py). A training that was killed or stopped from outside is started
+again and continues from its checkpoint, up to three times in all. One that ends with an error is
+not, since it would end so again. Either way the reason is written to failure.json.
 """
 
 from __future__ import annotations
@@ -23,20 +22,26 @@ from pathlib import Path
 from typing import Literal
 
 from equipoise.experiments.processes import guard
-from equipoise.experiments.processes.job import Job, failure, record_failure, why
-from equipoise.experiments.processes.locks import take
+from equipoise.experiments.processes.job import (
+    ERRORS_FILE,
+    Job,
+    explain_failure,
+    record_failure,
+)
+from equipoise.experiments.processes.locks import RUN_LOCK, take_lock
+from equipoise.results.run import FAILURE_FILE, load_failure
 from equipoise.storage.atomic import write_text
 from equipoise.training.config import write_yaml
 
-Outcome = Literal["finished", "failed", "busy"]
-TRIES = 3
-POLL = 0.25  # seconds between looks at what is running
-LOCK = ".lock"
+TrialOutcome = Literal["finished", "failed", "busy"]
+"""busy: another process has its lock"""
+MAX_TRIES = 3
+PROCESS_POLL_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
-class Means:
-    """What a trial runs with."""
+class AttemptOptions:
+    """What a trial runs with, and what is kept of it."""
 
     processes: int = 1
     """more than one: under torchrun"""
@@ -50,39 +55,44 @@ class Means:
     """
 
 
-def ended(job: Job) -> Outcome | None:
+def outcome_of(job: Job) -> TrialOutcome | None:
+    """How the job ended, as its folder shows; None if it has not."""
     if job.finished:
         return "finished"
-    return "failed" if failure(job.folder) is not None else None
+    return "failed" if load_failure(job.folder) is not None else None
 
 
-def forget_failures(jobs: Iterable[Job]) -> None:
-    """So that they are tried again; not those that somebody else is at."""
+def clear_failures(jobs: Iterable[Job]) -> None:
+    """Delete failure.json, so that failed jobs are tried again; not while another process is at
+    one.
+    """
     for job in jobs:
-        if ended(job) == "failed" and (lock := take(job.folder / LOCK)) is not None:
-            (job.folder / "failure.json").unlink(missing_ok=True)
+        failed = outcome_of(job) == "failed"
+        if failed and (lock := take_lock(job.folder / RUN_LOCK)) is not None:
+            (job.folder / FAILURE_FILE).unlink(missing_ok=True)
             os.close(lock)
 
 
-def begin(job: Job, means: Means) -> Attempt | Outcome:
-    """Start the trial, or say why not: it has ended, or somebody else is at it."""
-    if outcome := ended(job):
+def begin_attempt(job: Job, options: AttemptOptions) -> Attempt | TrialOutcome:
+    """Start the trial, or say why not: it has ended, or another process is at it."""
+    if outcome := outcome_of(job):
         return outcome
     job.folder.mkdir(parents=True, exist_ok=True)
-    lock = take(job.folder / LOCK)
+    lock = take_lock(job.folder / RUN_LOCK)
     if lock is None:
         return "busy"
-    if outcome := ended(job):  # while we were about to take the lock
+    # again: it may have ended between the first look and the lock
+    if outcome := outcome_of(job):
         os.close(lock)
         return outcome
-    return Attempt(job, means, lock)
+    return Attempt(job, options, lock)
 
 
 class Attempt:
     """A trial that is running, and whose lock we hold."""
 
-    def __init__(self, job: Job, means: Means, lock: int) -> None:
-        self.job, self.means, self.tries = job, means, 0
+    def __init__(self, job: Job, options: AttemptOptions, lock: int) -> None:
+        self.job, self.options, self.tries = job, options, 0
         self.lock: int | None = lock
         try:
             write_text(job.folder / "wanted.yaml", write_yaml(replace(job.config, resume=True)))
@@ -91,28 +101,27 @@ class Attempt:
             os.close(lock)
             raise
 
-    def poll(self) -> Outcome | None:
+    def poll(self) -> TrialOutcome | None:
         """How it ended, or None while it has not. A training that was killed is started again."""
         if self.lock is None:
-            return self._take_again()
+            return self._retake_lock()
         code = self.process.poll()
         if code is None:
             return None
-        if (
-            code < 0
-        ):  # the guard was killed: its training is told, and has the lock until it has left
-            self._let_go()
+        if code < 0:
+            # The guard was killed. Its training is asked to stop, and keeps the lock until then.
+            self._release_lock()
             return None
-        if not self.job.finished and killed(self.job.folder, code) and self.tries < TRIES:
+        if not self.job.finished and was_killed(self.job.folder, code) and self.tries < MAX_TRIES:
             self._start()
             return None
         outcome = self._conclude(code)
         self.stop()
         return outcome
 
-    def wait(self) -> Outcome:
+    def wait(self) -> TrialOutcome:
         while (outcome := self.poll()) is None:
-            time.sleep(POLL)
+            time.sleep(PROCESS_POLL_SECONDS)
         return outcome
 
     def ask_to_stop(self) -> None:
@@ -121,75 +130,79 @@ class Attempt:
             self.process.stdin.close()
 
     def stop(self) -> None:
+        """Wait until it has left, and release its lock."""
         self.ask_to_stop()
         self.process.wait()
-        self._let_go()
+        self._release_lock()
 
-    def _let_go(self) -> None:
+    def _release_lock(self) -> None:
         if self.lock is not None:
             os.close(self.lock)
             self.lock = None
 
-    def _take_again(self) -> Outcome | None:
-        self.lock = take(self.job.folder / LOCK)
+    def _retake_lock(self) -> TrialOutcome | None:
+        """After the guard was killed: once the training has left, start it again."""
+        self.lock = take_lock(self.job.folder / RUN_LOCK)
         if self.lock is None:
             return None
-        if not ended(self.job) and self.tries < TRIES:
+        if not outcome_of(self.job) and self.tries < MAX_TRIES:
             self._start()
             return None
-        outcome = ended(self.job) or self._conclude(-signal.SIGKILL)
+        outcome = outcome_of(self.job) or self._conclude(-signal.SIGKILL)
         self.stop()
         return outcome
 
     def _start(self) -> None:
         assert self.lock is not None
         self.tries += 1
-        wanted = self.job.folder / "wanted.yaml"
-        with (self.job.folder / "errors.txt").open("wb") as errors:
+        command = training_command(self.job.folder / "wanted.yaml", self.options)
+        with (self.job.folder / ERRORS_FILE).open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, guard.__file__, str(self.lock), *command(wanted, self.means)],
-                env=environment(os.environ, self.means.threads),
+                [sys.executable, guard.__file__, str(self.lock), *command],
+                env=training_environment(os.environ, self.options.threads),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
                 pass_fds=(self.lock,) if guard.POSIX else (),
-                # Ctrl-C is for us; the guard hears of it by its standard input
+                # Ctrl-C is for us; the guard learns of it by its standard input
                 start_new_session=guard.POSIX,
             )
 
-    def _conclude(self, code: int) -> Outcome:
+    def _conclude(self, code: int) -> TrialOutcome:
         if self.job.finished:
-            if not self.means.keep_checkpoints:
+            if not self.options.keep_checkpoints:
                 shutil.rmtree(self.job.folder / "checkpoints", ignore_errors=True)
             return "finished"
         times = f", {self.tries} times" if self.tries > 1 else ""
-        record_failure(
-            self.job.folder, why(self.job.folder, 128 - code if code > 128 else code) + times
-        )
+        reason = explain_failure(self.job.folder, 128 - code if code > 128 else code)
+        record_failure(self.job.folder, reason + times)
         return "failed"
 
 
-def command(wanted: Path, means: Means) -> list[str]:
+def training_command(wanted: Path, options: AttemptOptions) -> list[str]:
+    """The command that trains by the config in `wanted`."""
     train = ["-m", "equipoise", "train", "--config", str(wanted)]
-    if means.processes > 1:
-        ranks = f"--nproc-per-node={means.processes}"
+    if options.processes > 1:
+        ranks = f"--nproc-per-node={options.processes}"
         return [sys.executable, "-m", "torch.distributed.run", "--standalone", ranks, *train]
-    return [sys.executable, *train, *(["--measure"] if means.measure else [])]
+    return [sys.executable, *train, *(["--measure"] if options.measure else [])]
 
 
-def environment(now: Mapping[str, str], threads: int) -> dict[str, str]:
-    """A training is no part of a torchrun that may have started us."""
-    ours = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-    kept = {name: value for name, value in now.items() if name not in ours}
-    number = now.get("OMP_NUM_THREADS", str(threads))
+def training_environment(ours: Mapping[str, str], threads: int) -> dict[str, str]:
+    """Our environment without torchrun's variables: a training is no rank of a torchrun that may
+    have started us.
+    """
+    torchrun = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    kept = {name: value for name, value in ours.items() if name not in torchrun}
+    number = ours.get("OMP_NUM_THREADS", str(threads))
     return {"NUMBA_NUM_THREADS": number, **kept, "OMP_NUM_THREADS": number}
 
 
-def killed(folder: Path, code: int) -> bool:
-    """Whether something outside ended it: a signal, or under torchrun a signal to one of its ranks."""
+def was_killed(folder: Path, code: int) -> bool:
+    """Whether a signal ended it, or under torchrun a signal to one of its ranks."""
     if code > 128:
         return True
-    path = folder / "errors.txt"
+    path = folder / ERRORS_FILE
     return path.exists() and bool(
         re.search(r"exitcode\s*:\s*-\d+", path.read_text("utf-8", errors="replace"))
     )

@@ -1,5 +1,5 @@
-"""One display over many trainings: a bar over all steps, one for each running one, and a line for
-each that ends.
+"""One display for many trainings: a bar over all steps, one for each training that runs, and a line
+for each that ends.
 """
 
 from __future__ import annotations
@@ -8,14 +8,24 @@ import contextlib
 import json
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
+from equipoise.results.run import (
+    METRICS_FILE,
+    StepMetrics,
+    is_finished,
+    load_failure,
+    load_result,
+)
 from equipoise.storage.optional import import_optional
+
+LAST_BYTES = 65536
+"""read from the end of metrics.jsonl: more than one line, however many layers there are"""
 
 
 class Display:
-    """On the error stream, so that output can be piped. Where that is no terminal, only the lines
-    are printed.
+    """Writes to the error stream, so that output can be piped. Where that is no terminal, only the
+    lines are printed.
     """
 
     def __init__(self, total_steps: int) -> None:
@@ -59,22 +69,21 @@ class Display:
         self._tasks[name] = self._bars.add_task(name, total=steps, about="starting")
 
     def watch(self, name: str, folder: Path, steps: int = 0) -> None:
-        """How far it is. `steps`: for one that was not said to have started."""
+        """Show how far it is. `steps` is for one that was not announced by `started`."""
         if name not in self._tasks:
             self.started(name, steps)
-        if row := last_step(folder):
+        if row := read_last_step(folder):
             about = f"loss {row['loss']:.3f}  imbalance {row['imbalance']:.3f}"
             self._bars.update(self._tasks[name], completed=row["step"], about=about)
-            self._made(name, row["step"])
+            self._count_steps(name, row["step"])
 
     def finished(self, name: str, folder: Path) -> None:
-        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        self._made(name, result["steps"])
+        result = load_result(folder)
+        self._count_steps(name, result["steps"])
         self._end(
             name,
             f"{name}: validation loss {result['validation_loss']:.4f}, imbalance "
-            f"{result['imbalance']:.4f}, "
-            f"{result['seconds']:.0f} s",
+            f"{result['imbalance']:.4f}, {result['seconds']:.0f} s",
         )
 
     def failed(self, name: str, error: str) -> None:
@@ -82,12 +91,10 @@ class Display:
 
     def ended(self, name: str, folder: Path) -> None:
         """Finished or failed: its folder says which."""
-        if (folder / "result.json").exists():
+        if is_finished(folder):
             self.finished(name, folder)
         else:
-            self.failed(
-                name, json.loads((folder / "failure.json").read_text(encoding="utf-8"))["error"]
-            )
+            self.failed(name, str(load_failure(folder)))
 
     def note(self, text: str) -> None:
         """Beside the bar over all."""
@@ -96,7 +103,7 @@ class Display:
     def say(self, line: str) -> None:
         self._console.print(line)
 
-    def _made(self, name: str, steps: int) -> None:
+    def _count_steps(self, name: str, steps: int) -> None:
         self._steps[name] = steps
         self._bars.update(self._all, completed=sum(self._steps.values()))
 
@@ -106,17 +113,18 @@ class Display:
         self._console.print(line)
 
 
-def last_step(folder: Path) -> dict[str, Any]:
-    """The newest training step of a run, or nothing yet."""
-    path = folder / "metrics.jsonl"
+def read_last_step(folder: Path) -> StepMetrics | None:
+    """The newest step of a run, from the end of its metrics.jsonl; None before the first one."""
+    path = folder / METRICS_FILE
     if not path.exists():
-        return {}
+        return None
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 65536))
+        file.seek(max(0, path.stat().st_size - LAST_BYTES))
         lines = file.read().decode("utf-8", "replace").splitlines()
     for line in reversed(lines):
-        with contextlib.suppress(ValueError):  # the line being written, or the one cut by the seek
+        # not JSON: a line that is being written, or the one cut by the seek
+        with contextlib.suppress(ValueError):
             row = json.loads(line)
             if isinstance(row, dict) and row.get("kind") == "train":
-                return row
-    return {}
+                return cast(StepMetrics, row)
+    return None

@@ -4,16 +4,18 @@ other settings.
 
 from __future__ import annotations
 
-import json
 import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+from equipoise.results.run import FAILURE_FILE, is_finished
 from equipoise.storage.atomic import write_json
 from equipoise.training.config import Config, read
 from equipoise.training.settings import describe_differences, refuse_other_settings
 
-LAST_LINES = 12
+ERRORS_FILE = "errors.txt"
+"""the error stream of a training that was started here"""
+SHOWN_ERROR_LINES = 12
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Job:
 
     @property
     def finished(self) -> bool:
-        return (self.folder / "result.json").exists()
+        return is_finished(self.folder)
 
 
 def refuse_other_run(job: Job) -> None:
@@ -43,20 +45,15 @@ def refuse_other_run(job: Job) -> None:
         )
 
 
-def failure(folder: Path) -> str | None:
-    """Why a run failed, if it did."""
-    path = folder / "failure.json"
-    return json.loads(path.read_text(encoding="utf-8"))["error"] if path.exists() else None
-
-
 def record_failure(folder: Path, error: str) -> None:
+    """Write failure.json, which results.run.load_failure reads."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "failure.json", {"error": error})
+    write_json(folder / FAILURE_FILE, {"error": error})
 
 
-def why(folder: Path, code: int) -> str:
-    """The last words of a run that failed."""
-    path = folder / "errors.txt"
-    said = path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else ""
-    ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return "\n".join([*said.splitlines()[-LAST_LINES:], f"({ended})"])
+def explain_failure(folder: Path, code: int) -> str:
+    """The tail of errors.txt, and how the process ended: its exit code, or minus the signal."""
+    path = folder / ERRORS_FILE
+    text = path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else ""
+    ending = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return "\n".join([*text.splitlines()[-SHOWN_ERROR_LINES:], f"({ending})"])

@@ -1,65 +1,46 @@
-"""jobs: many trainings, some at once, each in a process of its own.
+"""jobs: many trainings, some at the same time, each in a process of its own.
 
-A run that has its result.json is not repeated; one that was cut goes on from its checkpoint; one
-that fails is recorded in failure.json beside its other files, does not stop the rest, and is tried
-again the next time. Asked to stop (Ctrl-C, SIGTERM), all running ones write a checkpoint first. If
-whoever started them is killed, they do so too (guard.py).
+A run that has its result.json is not repeated. One that was stopped continues from its checkpoint.
+One that fails is recorded in failure.json beside its other files, does not stop the rest, and is
+tried again the next time. When the caller is asked to stop (Ctrl-C, SIGTERM), or is killed, all
+running trainings write a checkpoint first (guard.py).
 
-Started by torchrun, all ranks train the runs one after the other, together.
+Under torchrun all ranks train the runs together, one after the other.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from equipoise.experiments.processes.attempt import LOCK, Means, forget_failures
+from equipoise.experiments.processes.attempt import AttemptOptions, clear_failures
 from equipoise.experiments.processes.display import Display
-from equipoise.experiments.processes.job import Job, failure, refuse_other_run
-from equipoise.experiments.processes.local import Local
-from equipoise.experiments.processes.locks import take
+from equipoise.experiments.processes.job import Job, refuse_other_run
+from equipoise.experiments.processes.local import LocalEngine
+from equipoise.results.run import load_failure
 from equipoise.training import train
 
 
-def run(jobs: Sequence[Job], *, workers: int = 1) -> dict[str, str]:
+def run_jobs(jobs: Sequence[Job], *, workers: int = 1) -> dict[str, str]:
     """Bring every job to its end. Returns the errors of those that failed, by name."""
     for job in jobs:
         refuse_other_run(job)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        return _together(jobs)
+        _train_on_all_ranks(jobs)
+        return {}
     threads = max(1, (os.cpu_count() or 1) // max(1, workers))
-    engine = Local(workers, Means(threads=threads, keep_checkpoints=True, measure=True))
-    forget_failures(jobs)
+    options = AttemptOptions(threads=threads, keep_checkpoints=True, measure=True)
+    engine = LocalEngine(workers, options)
+    clear_failures(jobs)
     with Display(sum(job.config.steps for job in jobs)) as display:
         engine.run(jobs, display)
-    return {job.name: str(failure(job.folder)) for job in jobs if not job.finished}
+    return {job.name: str(load_failure(job.folder)) for job in jobs if not job.finished}
 
 
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder; another process that wants it is told so. Each run has a lock of its own,
-    which its training keeps.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = take(folder / LOCK)
-    if descriptor is None:
-        raise ValueError(
-            f"another process is at work in {folder}: wait until it is done, or choose another "
-            "folder"
-        )
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _together(jobs: Sequence[Job]) -> dict[str, str]:
-    """All ranks of torchrun make each run. A failure of one is fatal for all: ranks cannot agree on
-    going on.
+def _train_on_all_ranks(jobs: Sequence[Job]) -> None:
+    """Every rank makes each run with the others. A failure on one rank ends all of them: ranks
+    cannot agree on going to the next run.
     """
     for job in jobs:
         train(replace(job.config, resume=True))
-    return {}

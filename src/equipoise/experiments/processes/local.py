@@ -1,7 +1,7 @@
-"""local: trials on this machine, one after the other or some at once.
+"""local: trials on this machine, one after the other or some at the same time.
 
-Another sweep may be at work in the same folder. What it has taken is left to it, and looked at
-again: if it dies, its trials are free at once.
+Another sweep may be at work in the same folder. The trials it has taken are left to it, and looked
+at again: if it ends, its trials are free at once.
 """
 
 from __future__ import annotations
@@ -9,24 +9,31 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from equipoise.experiments.processes.attempt import POLL, Attempt, Means, begin
+from equipoise.experiments.processes.attempt import (
+    PROCESS_POLL_SECONDS,
+    Attempt,
+    AttemptOptions,
+    begin_attempt,
+)
 from equipoise.experiments.processes.display import Display
 from equipoise.experiments.processes.job import Job
 from equipoise.training.stopping import Stopped, StopSignals
 
-LOOK_AGAIN = 1.0  # seconds between looks at trials that somebody else has
+BUSY_POLL_SECONDS = 1.0
+"""between looks at trials that another process has"""
+STOPPED_MESSAGE = "stopped. The same command continues where it was stopped"
 
 
-class Local:
+class LocalEngine:
     """An engine with `workers` trials side by side."""
 
-    def __init__(self, workers: int, means: Means) -> None:
+    def __init__(self, workers: int, options: AttemptOptions) -> None:
         if workers < 1:
             raise ValueError(f"at least one trial at once, not {workers}")
-        self.workers, self.means = workers, means
+        self.workers, self.options = workers, options
 
     def run(self, jobs: Sequence[Job], display: Display) -> None:
-        """Until every job is finished or failed, by us or by somebody else.
+        """Until every job is finished or failed, here or in another process.
 
         Raises:
             Stopped: when SIGTERM or Ctrl-C asked for it, after the running ones wrote a checkpoint.
@@ -36,23 +43,23 @@ class Local:
         with StopSignals() as signals:
             try:
                 while self.waiting or self.running:
-                    self._fill()
-                    time.sleep(POLL)
-                    self._look()
+                    self._start_waiting()
+                    time.sleep(PROCESS_POLL_SECONDS)
+                    self._poll_running()
                     if signals.received:
-                        raise Stopped(
-                            "stopped. The same command goes on where it was", signals.received
-                        )
+                        raise Stopped(STOPPED_MESSAGE, signals.received)
             finally:
-                self._stop()
+                self._stop_all()
 
-    def _fill(self) -> None:
-        if len(self.running) >= self.workers or time.monotonic() - self._looked < LOOK_AGAIN:
+    def _start_waiting(self) -> None:
+        """Fill the free workers with trials that no other process has."""
+        too_soon = time.monotonic() - self._looked < BUSY_POLL_SECONDS
+        if len(self.running) >= self.workers or too_soon:
             return
         for job in list(self.waiting):
             if len(self.running) >= self.workers:
                 return
-            begun = begin(job, self.means)
+            begun = begin_attempt(job, self.options)
             if begun == "busy":
                 continue
             self.waiting.remove(job)
@@ -61,11 +68,12 @@ class Local:
                 self.display.started(job.name, job.config.steps)
             else:
                 self.display.ended(job.name, job.folder)
-        if self.waiting:  # all of them are somebody else's
+        if self.waiting:
+            # other processes have all of them
             self._looked = time.monotonic()
-            self.display.note(f"{len(self.waiting)} with somebody else")
+            self.display.note(f"{len(self.waiting)} in other processes")
 
-    def _look(self) -> None:
+    def _poll_running(self) -> None:
         for attempt in list(self.running):
             job = attempt.job
             self.display.watch(job.name, job.folder)
@@ -74,7 +82,8 @@ class Local:
                 self._looked = 0.0
                 self.display.ended(job.name, job.folder)
 
-    def _stop(self) -> None:
+    def _stop_all(self) -> None:
+        """Ask all first, so that they write their checkpoints at the same time."""
         for attempt in self.running:
             attempt.ask_to_stop()
         for attempt in self.running:

@@ -1,12 +1,12 @@
-"""Locks that die with their owner: files on which a process holds flock.
+"""Locks that are released when their owner ends: files on which a process holds flock.
 
-Why flock, and not a record with a heartbeat: the kernel lets go of it at the very moment its last
-holder ends, however that happens, so there is no waiting for a heartbeat to grow old, no clock to
-agree on, and nobody who was only suspended wakes up to find a second one at work. It is inherited:
-a training that outlives the one who started it still holds its trial.
+Why flock, and not a record with a heartbeat: the kernel releases it at the very moment its last
+holder ends, however that happens. So there is no waiting for a heartbeat to grow old, no clock to
+agree on, and a process that was only suspended does not wake up to find a second one at its work.
+The lock is inherited: a training that outlives the process that started it still holds its trial.
 
 What it asks for: between machines the file system must carry flock, as NFS (Linux), Lustre (mounted
-with `flock`), CephFS and GPFS do. Windows has none: there nobody is kept out.
+with `flock`), CephFS and GPFS do. Windows has no flock: there nobody is kept out.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-POLL = 0.1
+RUN_LOCK = ".lock"
+"""the lock's name in the folder of a training, and in that of a comparison"""
+LOCK_POLL_SECONDS = 0.1
 
 
-def take(path: Path) -> int | None:
-    """A descriptor that holds the lock until it and every inherited copy is closed; None if
-    somebody else has it.
+def take_lock(path: Path) -> int | None:
+    """A descriptor that holds the lock until it and every inherited copy is closed; None if another
+    process has the lock.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     if os.name == "nt":
@@ -34,17 +36,36 @@ def take(path: Path) -> int | None:
     except BlockingIOError:
         os.close(descriptor)
         return None
-    except OSError:  # the file system has no locks: say so, do not go on without
+    except OSError:
+        # the file system has no locks: an error, since working without them would corrupt results
         os.close(descriptor)
         raise
     return descriptor
 
 
 @contextlib.contextmanager
-def held(path: Path) -> Iterator[None]:
-    """Wait for the lock and hold it while the block runs: for what takes a moment."""
-    while (descriptor := take(path)) is None:
-        time.sleep(POLL)
+def wait_for_lock(path: Path) -> Iterator[None]:
+    """Wait for the lock and hold it while the block runs: for work that takes a moment."""
+    while (descriptor := take_lock(path)) is None:
+        time.sleep(LOCK_POLL_SECONDS)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Hold a folder while the block runs; an error if another process holds it. Each run inside has
+    a lock of its own, which its training keeps.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = take_lock(folder / RUN_LOCK)
+    if descriptor is None:
+        raise ValueError(
+            f"another process is at work in {folder}: wait until it is done, or choose another "
+            "folder"
+        )
     try:
         yield
     finally:

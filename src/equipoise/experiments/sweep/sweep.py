@@ -19,12 +19,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from equipoise.experiments.processes.attempt import Means, ended, forget_failures
+from equipoise.experiments.processes.attempt import AttemptOptions, clear_failures, outcome_of
 from equipoise.experiments.processes.display import Display
 from equipoise.experiments.processes.job import Job
-from equipoise.experiments.processes.local import Local
-from equipoise.experiments.processes.locks import held
-from equipoise.experiments.processes.ray import OnRay
+from equipoise.experiments.processes.local import LocalEngine
+from equipoise.experiments.processes.locks import wait_for_lock
+from equipoise.experiments.processes.ray import RayEngine
 from equipoise.experiments.sweep.grid import Grid, Trial, read_grid
 from equipoise.experiments.sweep.ranking import rank_settings, scheme_of
 from equipoise.results.sweep import (
@@ -87,7 +87,7 @@ def sweep(
     )
     enter(folder, trials)
     if retry_failed:
-        forget_failures([trial.job for trial in trials])
+        clear_failures([trial.job for trial in trials])
     try:
         _run(chosen, trials, prepare_first=engine == "local")
     finally:
@@ -108,14 +108,15 @@ def _engine(
         if address is not None:
             raise ValueError("--address names a Ray cluster: it goes with --engine ray")
         threads = max(1, (os.cpu_count() or 1) // (workers * processes)) if workers > 0 else 1
-        return Local(workers, Means(processes, threads, keep))
+        return LocalEngine(workers, AttemptOptions(processes, threads, keep))
     if name == "ray":
-        return OnRay(address, cpus, gpus, Means(processes, max(1, int(cpus) // processes), keep))
+        options = AttemptOptions(processes, max(1, int(cpus) // processes), keep)
+        return RayEngine(address, cpus, gpus, options)
     raise ValueError(f"no engine {name!r}: there are {' and '.join(ENGINES)}")
 
 
 def _run(engine: Engine, trials: Sequence[Trial], *, prepare_first: bool) -> None:
-    todo = [trial.job for trial in trials if ended(trial.job) is None]
+    todo = [trial.job for trial in trials if outcome_of(trial.job) is None]
     with Display(sum(job.config.steps for job in todo)) as display:
         if len(todo) < len(trials):
             display.say(f"{len(trials) - len(todo)} of {len(trials)} trials had ended before")
@@ -133,7 +134,7 @@ def enter(folder: Path, trials: Sequence[Trial]) -> None:
     ours = describe_trials(trials)
     _refuse(folder, ours)  # before anything is written there
     folder.mkdir(parents=True, exist_ok=True)
-    with held(
+    with wait_for_lock(
         folder / FOLDER_LOCK
     ):  # two that start together must not both believe to be the first
         _refuse(folder, ours)
@@ -204,7 +205,7 @@ def _values_that_are_gone(there: dict[str, TrialAbout], here: dict[str, TrialAbo
 
 def conclude(folder: Path) -> SweepTable:
     """Of all trials in the manifest, which another sweep may have made longer since."""
-    with held(folder / FOLDER_LOCK):
+    with wait_for_lock(folder / FOLDER_LOCK):
         found = rank_settings(folder, load_manifest(folder))
         write_json(folder / SWEEP_TABLE, found.to_json())
     return found
