@@ -15,7 +15,8 @@ from equipoise.arena.reference import reference_for
 from equipoise.arena.streams.recorded import Recorded
 from equipoise.cli import main
 from equipoise.integrations.huggingface import reading
-from equipoise.integrations.huggingface.recording import _unwanted_routers, record_model
+from equipoise.integrations.huggingface.loading import unwanted_routers
+from equipoise.integrations.huggingface.recording import record_model
 from equipoise.trace import Trace, TraceError
 from tests.attach.families import WITH_BIAS, WITHOUT_BIAS
 
@@ -212,7 +213,7 @@ class Letters:
 def test_nothing_is_left_on_the_model(saved, place, tmp_path, monkeypatch):
     kept = []
     monkeypatch.setattr(
-        "equipoise.integrations.huggingface.recording._load_model",
+        "equipoise.integrations.huggingface.recording.load_model",
         lambda folder, *_: (
             kept.append(transformers.AutoModelForCausalLM.from_pretrained(folder).eval()) or kept[0]
         ),
@@ -289,7 +290,7 @@ def test_mistakes_are_told(saved, place, tmp_path):
         record(model, place, tmp_path / "trace", sequence_length=999)
     grouped = FAMILIES["mistral4"].config()
     with pytest.raises(ValueError, match="in a way that the arena cannot replay"):
-        _unwanted_routers(grouped, [])
+        unwanted_routers(grouped, [])
     with pytest.raises(ValueError, match="cannot record 0 batches"):
         record(model, place, tmp_path / "trace", batches=0)
     assert not (tmp_path / "trace").exists()

@@ -1,7 +1,7 @@
 """Measure how far collapsed experts are mended, by rule and seed: the table in
 docs/hugging-face.md. Not a test; takes minutes.
 
-    python -m tests.integrations.measure_mending 80 none,deepseek:0.01,curvature 0,1,2
+    python -m tests.attach.measure_mending 80 none,deepseek:0.01,curvature 0,1,2
 
 The models are those of examples/mend_collapsed_experts.py; the text is 400,000 words of the
 docstring corpus, whole files, of which the 4,095 most frequent have a number of their own. A seed
@@ -22,9 +22,10 @@ from equipoise.training.data.docstrings import documents
 
 WORDS, VOCABULARY, LENGTH, WIDTH = 400_000, 4096, 64, 64
 SIZES = {
-    "hidden_size": WIDTH, "intermediate_size": 64, "moe_intermediate_size": 32, "num_hidden_layers": 3,
-    "num_attention_heads": 4, "num_key_value_heads": 4, "n_routed_experts": 16, "num_experts_per_tok": 2,
-    "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "vocab_size": VOCABULARY,
+    "hidden_size": WIDTH, "intermediate_size": 64, "moe_intermediate_size": 32,
+    "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "n_routed_experts": 16, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "n_group": 1,
+    "topk_group": 1, "vocab_size": VOCABULARY,
 }  # fmt: skip
 FAMILIES = {
     "DeepseekV3": {

@@ -232,7 +232,7 @@ def test_copies_count_nothing_and_route_alike(name):
 
 
 def test_expert_parallel_indices_are_recomputed():
-    """Expert parallelism hands local ids to the experts, with a sentinel for those of other ranks."""
+    """Under expert parallelism experts get local ids, with a sentinel for those of other ranks."""
     router = equipoise.balance(tiny("deepseek_v3")).routers[0]
     router.found.experts._is_expert_parallel = True
     router.context.phase = ForwardPhase.TRAINING

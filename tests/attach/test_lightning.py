@@ -1,4 +1,4 @@
-"""Lightning: the callback steps after the optimizer, and its state is in Lightning's checkpoints."""
+"""Lightning: the callback steps after the optimizer; its state is in Lightning's checkpoints."""
 
 import warnings
 

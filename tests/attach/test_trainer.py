@@ -1,4 +1,4 @@
-"""The real Trainer: steps, accumulates, evaluates, saves, resumes; and adapters keep their sidecar."""
+"""The real Trainer: steps, accumulates, evaluates, saves, resumes; adapters keep their sidecar."""
 
 import warnings
 

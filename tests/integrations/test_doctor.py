@@ -1,4 +1,4 @@
-"""The doctor reads checkpoints of every family that has a bias, and sees what is wrong with them."""
+"""The doctor reads checkpoints of every family with a bias, and sees what is wrong with them."""
 
 import json
 
@@ -40,8 +40,8 @@ def glm(folder, bias, **options):
         "num_attention_heads": 4,
     }
     config = Glm4MoeConfig(
-        **sizes, num_key_value_heads=4, head_dim=8, num_hidden_layers=2, first_k_dense_replace=1, vocab_size=64,
-        n_routed_experts=64, num_experts_per_tok=8,
+        **sizes, num_key_value_heads=4, head_dim=8, num_hidden_layers=2, first_k_dense_replace=1,
+        vocab_size=64, n_routed_experts=64, num_experts_per_tok=8,
     )  # fmt: skip
     model = Glm4MoeForCausalLM(config)
     torch.nn.init.normal_(model.model.layers[1].mlp.gate.weight, std=0.2)
@@ -51,7 +51,7 @@ def glm(folder, bias, **options):
 
 
 def test_an_offset_is_seen_and_its_cure(tmp_path):
-    """As filed with sglang: values near 8 collapse in bf16, and nearly all tokens change experts."""
+    """As reported to sglang: values near 8 collapse in bf16; nearly all tokens change experts."""
     (finding,) = (diagnosis := doctor(glm(tmp_path, 8 + 0.02 * torch.randn(64)))).findings
     assert finding.distinct == 64
     assert finding.distinct_bf16 < 8

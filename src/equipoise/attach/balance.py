@@ -4,9 +4,10 @@
     ...
     loss.backward(); optimizer.step(); balancing.step(); optimizer.zero_grad()
 
-Between two steps every training forward is counted, whatever comes in between; a step sums the
-counts over ranks, updates one balancer per router, and writes the result into the model's own bias.
-Routers are found by find/routers.py and counted by count/balanced_router.py.
+Between two steps every training forward is counted, and nothing else (count/states.py says what
+counts). A step sums the counts over ranks, updates one balancer per router, and writes the result
+into the model's own bias. Each part is a module: find/ finds the routers, count/ counts,
+stepping.py steps, step_metrics.py and tables.py report, finishing.py ends a training, state/ saves.
 """
 
 from __future__ import annotations
@@ -57,20 +58,20 @@ def balance(
 
     Args:
         model: a transformers model, wrapped or not (PEFT, DDP, FSDP2, torch.compile), or any module
-            built alike.
+            of the same structure.
         balancer: a name of `equipoise.balancers()` that has a shift, or a function of (num_experts,
             top_k) that makes one.
-        optimizer: if given, `step()` is called by itself after every `optimizer.step()`. Of
-            several, the one that steps last.
+        optimizer: if given, `step()` is called automatically after every `optimizer.step()`. Of
+            several optimizers, pass the one that steps last.
         group: the ranks that hold different tokens, if not all.
         skip: patterns of routers' names to leave alone.
         trace: a folder to record every step in, as a Trace.
-        trace_scores: of how many tokens the trace keeps the scores, per step and router.
+        trace_scores: how many tokens' scores the trace keeps, per step and router.
         **options: of the balancer (`update_rate=1e-3`, `target=[...]`).
 
     Example:
-        >>> balancing = equipoise.balance(model, "moonlight", optimizer=optimizer)       # doctest: +SKIP
-        >>> print(balancing)                                                             # doctest: +SKIP
+        >>> balancing = equipoise.balance(model, "moonlight", optimizer=optimizer)  # doctest: +SKIP
+        >>> print(balancing)  # doctest: +SKIP
     """
     if optimizer is not None:
         check_optimizer(optimizer)
@@ -244,7 +245,7 @@ class Balancing:
             yield
 
     def settle(self) -> None:
-        """Give the model its settled shifts for good: at the end of training, before it is saved."""
+        """Give the model its settled shifts for good: at the end, before it is saved."""
         self._check_attached()
         settle_routers(self.routers)
 

@@ -35,7 +35,7 @@ class ZeroGrad:
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Refuse what does not tell when it has stepped."""
+    """Refuse an optimizer without a hook after its steps."""
     inner = getattr(optimizer, "optimizer", optimizer)
     if not hasattr(inner, "register_step_post_hook"):
         raise TypeError(

@@ -17,13 +17,13 @@ class PatchedMethod:
         self.name = name
         self.replacement = replacement
         self.own: Callable[..., Any] = getattr(owner, name)
-        """what was there before: the class's method, or what somebody else had put there"""
+        """what was there before: the class's method, or another replacement"""
         self._was_patched = name in vars(owner)
         setattr(owner, name, replacement)
 
     @property
     def in_place(self) -> bool:
-        """Whether nobody has replaced the replacement."""
+        """Whether the replacement has not been replaced."""
         return vars(self.owner).get(self.name) is self.replacement
 
     def restore(self) -> None:

@@ -26,6 +26,8 @@ def make_trainer_callback(balancing: Balancing) -> TrainerCallback:
     base = import_optional("transformers", extra="hf").TrainerCallback
 
     class BalancingCallback(base):  # type: ignore[misc, valid-type]
+        """Moves the balancers of one model with its Trainer."""
+
         def on_train_begin(
             self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
         ) -> None:
@@ -64,6 +66,7 @@ def _checkpoint_folder(args: Any, state: Any) -> Path:
 
 
 def _resume(balancing: Balancing, args: Any, state: Any) -> None:
+    """Take over the state in the checkpoint that Trainer resumes from."""
     named = args.resume_from_checkpoint
     folders = [*([Path(named)] if isinstance(named, str) else []), _checkpoint_folder(args, state)]
     for folder in folders:
@@ -73,28 +76,27 @@ def _resume(balancing: Balancing, args: Any, state: Any) -> None:
     if not balancing.loaded:
         raise FileNotFoundError(
             f"training resumes at step {state.global_step}, but {' or '.join(map(str, folders))} "
-            f"has no {sidecar.SIDECAR_NAME}: "
-            "call balancing.load(folder) before trainer.train(), with the checkpoint's folder"
+            f"has no {sidecar.SIDECAR_NAME}: call balancing.load(folder) before trainer.train(), "
+            "with the checkpoint's folder"
         )
 
 
 def _check_restored_weights(balancing: Balancing, saved: str, folder: Path) -> None:
-    """Trainer may not have loaded the experts (state/fingerprint.py): then the biases are of other experts
-    than these.
+    """Trainer may not have loaded the experts (state/fingerprint.py): then the biases belong to
+    other experts than these.
     """
     others = changed_routers(saved, weight_fingerprint(balancing.routers))
     if others:
         warnings.warn(
             f"the experts or gates of {len(others)} routers ({others[0]} ...) are not those of "
-            f"{folder}: transformers' Trainer "
-            "does not restore fused experts (its issue 48805). Make the model by from_pretrained "
-            "of that folder, then resume",
+            f"{folder}: transformers' Trainer does not restore fused experts (its issue 48805). "
+            "Make the model by from_pretrained of that folder, then resume",
             stacklevel=2,
         )
 
 
 def _check_trained_model(balancing: Balancing, model: Any) -> None:
-    """Trainer may have been given another model, or a copy of the balanced one."""
+    """Refuse a Trainer of another model, or of a copy of the balanced one."""
     if model is None:
         return
     modules = set(model.modules())

@@ -1,1 +1,1 @@
-"""Models people already have: found, hooked, balanced, and given back. Each file is one library's."""
+"""Other systems: Hugging Face checkpoints, torchtitan, Megatron. A file or folder for each."""

@@ -2,13 +2,13 @@
 biases.
 
 Such a function sees loads and nothing else, so only rules that need nothing else can take its
-place: those whose spec says needs="loads" (equipoise.balancing.spec), such as deepseek, moonlight and
-smebu.
+place: those whose spec says needs="loads" (equipoise.balancing.spec), such as deepseek, moonlight
+and smebu.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -26,24 +26,21 @@ class ByLoads:
         **options: of the balancer.
     """
 
-    def __init__(self, name: str, top_k: int, **options: Any) -> None:
+    def __init__(self, name: str, top_k: int, **options: object) -> None:
         self.name, self.top_k, self.options = name, top_k, options
         self.layers: list[Dual] = []
         self._saved: list[dict[str, Tensor]] = []
-        _make_loads_only(
-            name,
-            2 * top_k,
-            top_k,
-            options if "target" not in options else {**options, "target": None},
-        )  # tell mistakes now
+        # mistakes are reported now; the number of experts is a guess, so no target fits it yet
+        guessed = options if "target" not in options else {**options, "target": None}
+        _make_loads_only(name, 2 * top_k, top_k, guessed)
 
     @torch.no_grad()
     def update(self, loads: Tensor, biases: Tensor) -> Tensor:
         """(L, E) loads of a whole step, over all ranks, and (L, E) biases -> the next biases,
         float32.
 
-        A bias that is not what was returned last was loaded or set by somebody: the shift continues
-        from it.
+        A bias that is not what was returned last was loaded, or set by other code: the shift
+        continues from it.
         """
         if loads.shape != biases.shape or loads.dim() != 2:
             raise ValueError(
@@ -56,11 +53,12 @@ class ByLoads:
             raise ValueError(
                 f"{len(loads)} layers are updated, but the last time there were {len(self.layers)}"
             )
-        loads = loads.round().long()  # frameworks count in float32
+        # frameworks count in float32
+        loads = loads.round().long()
         answer = torch.empty_like(biases, dtype=torch.float32)
-        for layer, mine, bias, after in zip(self.layers, loads, biases, answer):
+        for layer, counted, bias, after in zip(self.layers, loads, biases, answer):
             layer.shift.copy_(bias)
-            layer.update(Tally(mine, mine.unsqueeze(0), layer.steps.clone()))
+            layer.update(Tally(counted, counted.unsqueeze(0), layer.steps.clone()))
             after.copy_(layer.shift)
         return answer
 
@@ -73,7 +71,7 @@ class ByLoads:
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Taken over when the next update makes the balancers, or at once if they are there."""
+        """Restore what the rules remember: now, or when the first update makes the balancers."""
         number = 1 + max((int(key.split(".")[0]) for key in state), default=-1)
         self._saved = [
             {
@@ -104,11 +102,13 @@ class ByLoads:
         self._saved = []
 
 
-def _make_loads_only(name: str, num_experts: int, top_k: int, options: dict[str, Any]) -> Dual:
+def _make_loads_only(
+    name: str, num_experts: int, top_k: int, options: Mapping[str, object]
+) -> Dual:
     made = resolve_balancer(name, num_experts, top_k, options)
     if made.needs_scores or not isinstance(made, Dual):
         raise ValueError(
-            f"{name} needs more than loads, and this framework hands over nothing else: choose "
+            f"{name} needs more than loads, and this framework passes nothing else: choose "
             "deepseek, moonlight ..."
         )
     return made

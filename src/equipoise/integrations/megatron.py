@@ -1,14 +1,15 @@
 """megatron-core: any balancer that needs only loads in place of its sign rule.
 
     from equipoise.integrations import megatron
-    balancers = megatron.install("moonlight", top_k=8, update_rate=1e-3)        # before training; balancers.remove() undoes it
+    balancers = megatron.install("moonlight", top_k=8, update_rate=1e-3)    # before training
+    balancers.remove()                                                      # undoes it
 
 Megatron counts tokens per expert in its router (moe_router_enable_expert_bias) and calls
 `get_updated_expert_bias` once per global batch, in finalize_model_grads. That function is replaced;
 counts are reduced over the same ranks as before. `update_rate` is the balancer's own: Megatron's
-moe_router_bias_update_rate is not looked at.
+moe_router_bias_update_rate is not used.
 
-Tried here with megatron-core 0.16.1: the function itself, on two gloo ranks, with real parallel
+Tested here with megatron-core 0.16.1: the function itself, on two gloo ranks, with real parallel
 groups. Not run: a training with Megatron's router, which needs a GPU. Megatron counts in float32:
 at most 16,777,216 tokens per expert and step.
 """
@@ -62,7 +63,7 @@ class InstalledBalancers(ByLoads):
         *args: Any,
         **kwargs: Any,
     ) -> Tensor:
-        """Megatron's function: (layers, experts) counts of this rank and biases -> the next biases."""
+        """Megatron's function: (L, E) counts of this rank and biases -> the next biases."""
         groups = [
             value for value in (*args, *kwargs.values()) if isinstance(value, dist.ProcessGroup)
         ]
@@ -72,9 +73,8 @@ class InstalledBalancers(ByLoads):
             if groups
             else state.get_tensor_and_data_parallel_group(with_context_parallel=True)
         )
-        dist.all_reduce(
-            tokens_per_expert, group=group
-        )  # in place, as Megatron does: its logging reads the sum
+        # in place, as Megatron does: its logging reads the sum
+        dist.all_reduce(tokens_per_expert, group=group)
         flat = tokens_per_expert.reshape(-1, tokens_per_expert.shape[-1])
         return self.update(flat, expert_bias.reshape(flat.shape)).view_as(expert_bias)
 

@@ -1,7 +1,8 @@
 """torchtitan: any balancer that needs only loads in place of its sign rule.
 
     from equipoise.integrations.torchtitan import load_balancing_hook
-    register = load_balancing_hook("smebu")          # in place of torchtitan's register_moe_load_balancing_hook
+    # in place of torchtitan's register_moe_load_balancing_hook
+    register = load_balancing_hook("smebu")
     register(optimizers, model_parts, parallel_dims)
 
 It reads what torchtitan counts (`moe.tokens_per_expert_E`, in float32), halves it where a block
@@ -32,7 +33,7 @@ class load_balancing_hook:  # noqa: N801 - takes the place of a function
     Args:
         balancer: a name that needs only loads; "moonlight" is torchtitan's own rule.
         **options: of the balancer. torchtitan's load_balance_coeff is the default of `update_rate`
-         for "moonlight".
+            for "moonlight".
     """
 
     def __init__(self, balancer: str = "moonlight", **options: Any) -> None:

@@ -152,7 +152,7 @@ class ForwardContext:
 
     @eager
     def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """A watched module returns or raises: torch passes None as its output after an exception."""
+        """A watched module returns, or raises: then torch passes None as its output."""
         if self._depth:
             self._depth -= 1
         if self._depth or not self.attached:

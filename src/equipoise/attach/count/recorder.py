@@ -98,7 +98,7 @@ class Recorder:
             return TraceWriter.resume(self.folder, after=balancing.steps - 1)
         first = balancing.routers[0]
         spec = first.found.spec
-        # batches come from the user's own loop, so nobody knows how long their sequences are
+        # batches come from the user's own loop, so the length of their sequences is unknown
         about = TraceAbout(
             gate=spec.score,
             sequence_length=None,

@@ -1,4 +1,4 @@
-"""Shifting: give a shift to a router that has no place for one.
+"""ShiftedTopK: give a shift to a router that has no place for one.
 
 The gate's own code runs unchanged, but its last top-K is ours: it chooses by `ranked + shift` and
 returns the *unshifted* values of what it chose. Whatever the gate then does with them (softmax,
@@ -8,7 +8,7 @@ the family's formula is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from equipoise.attach.find.routing_spec import RoutingSpec
 from equipoise.attach.find.watched_run import TOPK
 
 ChoiceCallback = Callable[[Tensor, Tensor, Tensor], None]
+"""(indices, ranked, shifted)"""
 
 
 class ShiftedTopK(TorchFunctionMode):
@@ -27,7 +28,7 @@ class ShiftedTopK(TorchFunctionMode):
     Args:
         spec: how the router chooses.
         shift: (E,) float32.
-        chosen: told of (indices, ranked, shifted) of every choice.
+        chosen: called with (indices, ranked, shifted) of every choice.
     """
 
     def __init__(self, spec: RoutingSpec, shift: Tensor, chosen: ChoiceCallback) -> None:
@@ -51,8 +52,7 @@ class ShiftedTopK(TorchFunctionMode):
             groups.number,
             self.spec.num_experts // groups.number,
         ):
-            # what a group is worth is judged by shifted scores too, as in the families that have a
-            # bias
+            # groups are chosen by shifted scores too, as in the families that have a bias
             return func(
                 values + self.shift.to(values.device).view(groups.number, -1),
                 *args[1:],
@@ -61,14 +61,16 @@ class ShiftedTopK(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _choose(self, values: Tensor) -> Any:
+        """The top-K by shifted values, with the unshifted values of what it chose."""
         ranked = values.detach()
         shifted = ranked.float() + self.shift.to(values.device)
-        if self.spec.fill == 0.0:  # a 0 is a group that may not be chosen, whatever its shift
+        if self.spec.fill == 0.0:
+            # a 0 marks a group that may not be chosen, whatever its shift
             shifted = shifted.masked_fill(ranked == 0, -torch.inf)
         indices = shifted.topk(self.spec.top_k, dim=-1).indices
         self.chosen(indices, values, shifted)
         return torch.return_types.topk((values.gather(-1, indices), indices))
 
 
-def _drop_input(kwargs: dict[str, Any]) -> dict[str, Any]:
+def _drop_input(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in kwargs.items() if name != "input"}

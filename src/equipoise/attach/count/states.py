@@ -23,22 +23,21 @@ A choice of experts *counts* if the router's block is in training mode, no backw
 and the forward is TRAINING (or IDLE with gradients on: the block was called by itself). Everything
 counts in a context that records (`ForwardContext.records`).
 
-    event                       noticed by                       forward            count
-    --------------------------  -------------------------------  -----------------  ------------------
-    model called, trains        ForwardContext.enter             IDLE -> TRAINING   remembers its length
-    model called, otherwise     ForwardContext.enter             IDLE -> PASSIVE    stays
-    block called, counts        BalancedRouter.enter_block       stays              UNUSED, EMPTY -> ENTERED
-    experts chosen, counts      BalancedRouter.count_choices     stays              any -> COUNTED
-    experts chosen, otherwise   BalancedRouter.see_choice        stays              stays
-    layer recomputed            ForwardContext.counts            stays              stays
-    forward returns             ForwardContext.leave             -> IDLE            stays
-    training forward raises     ForwardContext.leave             -> IDLE            as before that forward
-    step                        Balancing.step                   stays              COUNTED, EMPTY -> EMPTY
-    step of a skipped router    Balancing.step                   stays              ENTERED, UNUSED: raises
-    step of the optimizer       Balancing.drop                   stays              -> EMPTY, or UNUSED
-      was skipped
-    state loaded                sidecar.restore_state            stays              -> EMPTY, or UNUSED
-    detach                      Balancing.detach                 -> DETACHED        -> EMPTY, or UNUSED
+    event                      noticed by                    forward      count
+    -------------------------  ----------------------------  -----------  ------------------------
+    model called, trains       ForwardContext.enter          -> TRAINING  remembers its length
+    model called, otherwise    ForwardContext.enter          -> PASSIVE   stays
+    block called, counts       BalancedRouter.enter_block    stays        UNUSED, EMPTY -> ENTERED
+    experts chosen, counts     BalancedRouter.count_choices  stays        -> COUNTED
+    experts chosen, otherwise  BalancedRouter.see_choice     stays        stays
+    layer recomputed           ForwardContext.counts         stays        stays
+    forward returns            ForwardContext.leave          -> IDLE      stays
+    training forward raises    ForwardContext.leave          -> IDLE      as before that forward
+    step                       Balancing.step                stays        COUNTED -> EMPTY
+    step, router was missed    Balancing.step                stays        ENTERED, UNUSED: raises
+    step was skipped           Balancing.drop                stays        -> EMPTY, or UNUSED
+    state loaded               sidecar.restore_state         stays        -> EMPTY, or UNUSED
+    detach                     Balancing.detach              -> DETACHED  -> EMPTY, or UNUSED
 
 A step raises for an UNUSED router only while its block is in training mode, and not for routers of
 pictures, which rest while a batch has none (`BalancedRouter.missed`).

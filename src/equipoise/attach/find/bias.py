@@ -2,8 +2,7 @@
 whatever its dtype.
 
 It is addressed by its owner and name, never held: `model.to()` replaces buffers. It is kept in
-float32; of the families that load it in bf16, what has been rounded away already cannot be brought
-back, but nothing more is lost.
+float32. Where a family loads it in bf16, the digits that were rounded away are lost, but no more.
 """
 
 from __future__ import annotations
@@ -23,11 +22,13 @@ class Bias:
 
     @property
     def tensor(self) -> Tensor:
+        """As the model has it now."""
         value: Tensor = getattr(self.owner, self.attribute)
         return value
 
     @property
     def where(self) -> str:
+        """Which of the two it is: a parameter or a buffer."""
         return "parameter" if self.attribute in self.owner._parameters else "buffer"
 
     @property
@@ -36,13 +37,14 @@ class Bias:
 
     @property
     def mark(self) -> tuple[object, ...]:
-        """Changes whenever somebody replaces the tensor, its storage or its values. Costs no look
-        at them.
+        """Changes whenever the tensor, its storage or its values are replaced; the values are not
+        read for it.
         """
         value = self.tensor
         return id(value), value._version, value.dtype, 0 if _is_sharded(value) else value.data_ptr()
 
     def check_writable(self) -> None:
+        """Refuse a tensor that has no values, or that can never change."""
         if self.tensor.is_meta:
             raise ValueError(
                 f"{self.path} is on the meta device and has no values yet: load the model's "
@@ -88,8 +90,8 @@ class Bias:
         if _is_sharded(value.detach()):
             raise TypeError(
                 f"{self.path} is a sharded {value.dtype} parameter, and a bias must be float32: "
-                "call equipoise.balance "
-                "before fully_shard, or shard the model in float32 with a mixed precision policy"
+                "call equipoise.balance before fully_shard, or shard the model in float32 with a "
+                "mixed precision policy"
             )
         if self.where == "parameter":
             value.data = value.data.float()

@@ -2,7 +2,7 @@
 
 A block that routes has a child called `experts` and, beside it, one child that chooses: the gate.
 What the gate does is learnt by watching it (probe.py). There is no list of families: a new one is
-found if it is built alike, and the few exceptions are in quirks.py.
+found if it has this structure, and the few exceptions are in quirks.py.
 
 A gate that cannot be balanced is always reported: hash routers, which look experts up by token, are
 listed as left alone; anything else raises with its name, unless the caller leaves it out by `skip`.

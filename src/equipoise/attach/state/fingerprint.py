@@ -4,7 +4,7 @@ saved with.
 transformers 5 saves experts one by one, as the hub has them, and Trainer's `resume_from_checkpoint`
 loads that file without joining them again: experts (and mixtral's gates) stay as they were, and
 only missing keys are logged. It is issue 48805 of transformers, and still so in 5.22.2. A bias that
-was learnt for other experts would go on as if nothing had happened, so the sidecar keeps a sum of
+was learnt for other experts would be used without notice, so the sidecar keeps a sum of
 each router's weights, and resuming compares.
 """
 
@@ -29,9 +29,10 @@ def weight_fingerprint(routers: list[BalancedRouter]) -> str:
     for router in routers:
         weights = [*router.found.gate.parameters(), *router.found.experts.parameters()]
         if not any(hasattr(weight, "full_tensor") or weight.is_meta for weight in weights):
+            # float8 has no sum
             summed = [
                 weight.sum(dtype=torch.float64) for weight in weights if weight.element_size() > 1
-            ]  # float8 has no sum
+            ]
             sums[router.name] = sum(map(float, summed))
     return json.dumps(sums)
 

@@ -233,14 +233,14 @@ def _give_advice(findings: list[Finding]) -> list[str]:
             "transformers does not move them; equipoise.balance(model) does"
         )
     if rounded:
-        worst = _most_changed(rounded)
+        worst = _worst_finding(rounded)
         lines.append(
             f"{len(rounded)} biases are stored in {rounded[0].dtype}: digits are lost for good "
             f"(an estimated {worst.changed_bf16:.1%} of tokens chose other experts before, in "
             f"{worst.layer}). Store and load them in float32"
         )
     if fragile:
-        worst = _most_changed(fragile)
+        worst = _worst_finding(fragile)
         lines.append(
             f"do not cast these to bf16: {worst.changed_bf16:.1%} of tokens would choose other "
             f"experts in {worst.layer}; there {worst.distinct} values become "
@@ -255,5 +255,5 @@ def _give_advice(findings: list[Finding]) -> list[str]:
     return lines or ["nothing to worry about"]
 
 
-def _most_changed(findings: list[Finding]) -> Finding:
+def _worst_finding(findings: list[Finding]) -> Finding:
     return max(findings, key=lambda each: each.changed_bf16)

@@ -1,8 +1,8 @@
 """Reading: texts as batches of a model's own tokens, a piece at a time, so that a text may be
 larger than memory.
 
-Pieces are taken in an order whose every beginning is spread over the whole text: however few
-batches are asked for, they are not those of the first files alone.
+Pieces are read in an order of which every first part is spread over the whole text: few batches are
+not those of the first files alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from equipoise.training.data import texts
 
-PIECE_BYTES = 1 << 16  # bytes encoded in one call
+PIECE_BYTES = 1 << 16
+"""encoded in one call"""
 
 
 def read_batches(tokenizer: Any, data: str, rows: int, length: int) -> Iterator[Tensor]:
@@ -36,12 +37,12 @@ def read_batches(tokenizer: Any, data: str, rows: int, length: int) -> Iterator[
     if first:
         raise ValueError(
             f"{data} has {len(held)} tokens, and a batch takes {rows} sequences of {length} = "
-            f"{rows * length}: give more text, "
-            "or a smaller --batch-size or --sequence-length"
+            f"{rows * length}: give more text, or a smaller --batch-size or --sequence-length"
         )
 
 
 def _encode_pieces(tokenizer: Any, data: str) -> Iterator[list[int]]:
+    """The tokens of every piece, with an end-of-text token after it where the tokenizer has one."""
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     pieces = _list_pieces(data)
     for number in _spread_order(len(pieces)):
@@ -53,7 +54,7 @@ def _encode_pieces(tokenizer: Any, data: str) -> Iterator[list[int]]:
 
 def _spread_order(count: int) -> list[int]:
     """0 to count - 1 in the order of the fractions of n x golden ratio: those below any bound lie
-    at nearly even distances (the three-gap theorem), so every beginning is spread over the whole.
+    at nearly even distances (the three-gap theorem), so every first part is spread over the whole.
     """
     golden = (5**0.5 - 1) / 2
     return sorted(range(count), key=lambda n: n * golden % 1)
@@ -91,7 +92,7 @@ def _list_pieces(data: str) -> list[_TextPiece]:
 
 
 def _pieces_of_file(path: Path) -> list[_TextPiece]:
-    """Whole lines, some tens of thousands of bytes at a time. Only their places are kept."""
+    """Whole lines, some tens of thousands of bytes at a time. Only their positions are kept."""
     found = []
     with path.open("rb") as file:
         start = 0
