@@ -28,7 +28,7 @@ def test_names_documented_before_still_import():
     lines = [
         "from equipoise.assignment.densities import Beta",
         "from equipoise.assignment.expected import Expected",
-        "from equipoise.assignment.iterate import iterate, iterate_fast",
+        "from equipoise.assignment.iterate import FixedScores, Path, choose, deepseek, iterate",
         "from equipoise.balancing import Dual, Balancer",
         "from equipoise.balancing.directions import LoadGap",
         "from equipoise.balancing.penalties import AuxiliaryLoss, ZLoss",
