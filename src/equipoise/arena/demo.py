@@ -11,9 +11,8 @@ from equipoise.arena.streams.drifting import DriftingLogits
 from equipoise.balancing import method_specs
 from equipoise.results.arena import ArenaResults
 
-# Those that set a shift before they see a token. Penalties do nothing to scores that do not react,
-# and solvers of the batch answer another question (and slowly); all of them can be asked for by
-# name.
+# Those that set a shift before they see a token. Solvers of the batch answer another question, and
+# slowly: they can be asked for by name.
 CAUSAL = tuple(spec.name for spec in method_specs("shift"))
 
 

@@ -1,5 +1,6 @@
-"""Replay: run a balancer over a stream of scores and keep what it achieved. The scores do not react
-to it.
+"""Replay: run one balancer over batches of scores and keep what it achieved.
+
+The scores do not react to it. cells.py does the same with groups, padding and more measures.
 """
 
 from __future__ import annotations
@@ -13,9 +14,7 @@ from equipoise.routing import metrics
 
 
 def replay(stream: Iterable[Tensor], balancer: Balancer) -> Iterator[dict[str, float]]:
-    """Route every batch with the shift as it is, yield its metrics, then update: what a training
-    would have seen.
-    """
+    """Route every batch with the shift as it is, update, and yield the batch's metrics."""
     for scores in stream:
         routing = balancer.route(scores)
         balancer.update(balancer.tally(scores, routing))

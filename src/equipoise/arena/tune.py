@@ -22,6 +22,7 @@ from equipoise.results.arena import CellResult
 
 INTERVAL_DRAWS = 2000
 FEWEST_STEPS = 24
+"""a third of them are steady, and half of those are judged: fewer give no interval"""
 
 
 @dataclass(frozen=True)
@@ -47,30 +48,23 @@ class Advice:
     """whether the best rate is the last one tried, so that a better one may lie beyond"""
 
     def paragraph(self) -> str:
+        """The advice in words, with its evidence and its limits."""
         verdict = (
             "That is within noise: nothing here speaks against the simpler of the two."
             if self.within_noise
             else "That is more than noise."
         )
-        over = (
-            ""
-            if self.over_floor is None
-            else f", {self.over_floor:.2f} times what chance alone leaves"
-        )
-        beyond = (
-            " Its rate is at the end of those tried: try --rates beyond it." if self.edge else ""
-        )
+        chance = f", {self.over_floor or 0:.2f} times what chance alone leaves"
+        beyond = " Its rate is at the end of those tried: try --rates beyond it."
         return (
-            f"For {self.stream}: {_name_with_rate(self.balancer, self.rate)}. In steady state it left an "
-            "imbalance of "
-            f"{self.imbalance:.4f}{over}, and kept {self.affinity_kept:.2%} of "
-            f"the exact optimum's scores. Next came {_name_with_rate(self.next_balancer, self.next_rate)} "
-            "with "
+            f"For {self.stream}: {_name_with_rate(self.balancer, self.rate)}. In steady state it "
+            f"left an imbalance of {self.imbalance:.4f}{'' if self.over_floor is None else chance},"
+            f" and kept {self.affinity_kept:.2%} of the exact optimum's scores. Next came "
+            f"{_name_with_rate(self.next_balancer, self.next_rate)} with "
             f"{self.next_imbalance:.4f}, {self.difference:+.1%} (95% interval {self.low:+.1%} to "
-            f"{self.high:+.1%}). "
-            f"{verdict}{beyond} Cells were chosen on one half of the steady steps and judged on "
-            "the other. A replay cannot "
-            "know how the router would have reacted: confirm by a short training."
+            f"{self.high:+.1%}). {verdict}{beyond if self.edge else ''} Cells were chosen on one "
+            "half of the steady steps and judged on the other. A replay cannot know how the router "
+            "would have reacted: confirm by a short training."
         )
 
 
@@ -122,7 +116,8 @@ def advise(results: Sequence[CellResult], seed: int = 0) -> Advice:
     ours, theirs = _steady_halves(best)[1], _steady_halves(other)[1]
     low, high = _mean_interval(theirs - ours, seed)
     level = float(ours.mean())
-    unit = level or 1.0  # nothing is left where every token takes every expert
+    # the level is 0 where every token takes every expert
+    unit = level or 1.0
     tried = [
         each.rate for each in results if each.balancer == best.balancer and each.rate is not None
     ]

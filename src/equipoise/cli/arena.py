@@ -53,7 +53,7 @@ def _add_arena_options(parser: argparse.ArgumentParser) -> None:
     add_contest_options(parser, "seven causal ones")
 
 
-def _run_arena(options: argparse.Namespace) -> None:
+def _run_arena_verb(options: argparse.Namespace) -> None:
     from equipoise import run_arena
 
     if options.page:
@@ -72,7 +72,7 @@ def _run_arena(options: argparse.Namespace) -> None:
     else:
         _show_cells(results, options.every_rate)
     if options.page:
-        _write_page(options, results)
+        _show_page(options, results)
 
 
 def _check_page(path: str) -> None:
@@ -86,7 +86,7 @@ def _check_page(path: str) -> None:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
 
 
-def _write_page(options: argparse.Namespace, results: ArenaResults) -> None:
+def _show_page(options: argparse.Namespace, results: ArenaResults) -> None:
     from equipoise.report.arena.page import write_arena_page
 
     path = write_arena_page(results, Path(options.page))
@@ -145,5 +145,5 @@ ARENA = Verb(
         "equipoise arena drift topics --page arena.html",
     ),
     add_options=_add_arena_options,
-    run=_run_arena,
+    run=_run_arena_verb,
 )

@@ -34,7 +34,7 @@ def _add_compare_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
 
 
-def _run_compare(options: argparse.Namespace) -> None:
+def _run_compare_verb(options: argparse.Namespace) -> None:
     from equipoise import compare
 
     rows = compare(
@@ -80,5 +80,5 @@ COMPARE = Verb(
         "torchrun --nproc-per-node 8 -m equipoise compare --preset deepseekmoe-1b --out results",
     ),
     add_options=_add_compare_options,
-    run=_run_compare,
+    run=_run_compare_verb,
 )

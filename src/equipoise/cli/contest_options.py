@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
 from equipoise.cli.verb import add_json_flag, add_workers_option
@@ -44,6 +45,6 @@ def add_contest_options(parser: argparse.ArgumentParser, default_balancers: str)
     add_json_flag(parser)
 
 
-def contest_settings(options: argparse.Namespace) -> dict[str, Any]:
+def contest_settings(options: argparse.Namespace) -> Mapping[str, Any]:
     """The shared options as arguments of run_arena and tune."""
     return {name: getattr(options, name) for name in _SHARED}

@@ -43,7 +43,7 @@ def _add_demo_options(parser: argparse.ArgumentParser) -> None:
     add_json_flag(parser)
 
 
-def _run_demo(options: argparse.Namespace) -> None:
+def _run_demo_verb(options: argparse.Namespace) -> None:
     from equipoise import demo
 
     if not options.json:
@@ -104,5 +104,5 @@ DEMO = Verb(
         "equipoise demo --steps 50 --json > demo.json",
     ),
     add_options=_add_demo_options,
-    run=_run_demo,
+    run=_run_demo_verb,
 )

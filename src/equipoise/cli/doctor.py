@@ -25,7 +25,7 @@ def _add_doctor_options(parser: argparse.ArgumentParser) -> None:
     add_json_flag(parser, "the findings as JSON")
 
 
-def _run_doctor(options: argparse.Namespace) -> None:
+def _run_doctor_verb(options: argparse.Namespace) -> None:
     from equipoise import doctor
 
     diagnosis = doctor(options.folder, options.trace, options.tokens, options.seed)
@@ -44,5 +44,5 @@ DOCTOR = Verb(
         "equipoise doctor ./my-model --json > biases.json",
     ),
     add_options=_add_doctor_options,
-    run=_run_doctor,
+    run=_run_doctor_verb,
 )

@@ -32,7 +32,7 @@ def _add_plan_options(parser: argparse.ArgumentParser) -> None:
     add_json_flag(parser, "the figures as JSON")
 
 
-def _run_plan(options: argparse.Namespace) -> None:
+def _run_plan_verb(options: argparse.Namespace) -> None:
     from equipoise import plan
 
     made = plan(
@@ -117,5 +117,5 @@ PLAN = Verb(
         "equipoise plan deepseekmoe-3b --gpus 16 --gpu A100 --imbalance 0.3 --json",
     ),
     add_options=_add_plan_options,
-    run=_run_plan,
+    run=_run_plan_verb,
 )

@@ -51,7 +51,7 @@ def _add_record_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _run_record(options: argparse.Namespace) -> None:
+def _run_record_verb(options: argparse.Namespace) -> None:
     from equipoise import record
 
     with progress_bar("batches") as advance:
@@ -87,5 +87,5 @@ RECORD = Verb(
         "equipoise arena scores/c",
     ),
     add_options=_add_record_options,
-    run=_run_record,
+    run=_run_record_verb,
 )

@@ -42,7 +42,7 @@ def _add_report_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _run_report(options: argparse.Namespace) -> None:
+def _run_report_verb(options: argparse.Namespace) -> None:
     from equipoise import write_report
 
     if options.markdown or options.search:
@@ -95,5 +95,5 @@ REPORT = Verb(
         "equipoise report results --figures pdf --to paper/figures",
     ),
     add_options=_add_report_options,
-    run=_run_report,
+    run=_run_report_verb,
 )

@@ -11,6 +11,8 @@ from equipoise.storage.arrays import read_array, write_arrays
 from equipoise.storage.optional import import_optional
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from equipoise.optimum import Evaluation, Solution
 
 
@@ -37,7 +39,7 @@ def _add_solve_options(parser: argparse.ArgumentParser) -> None:
     add_json_flag(parser)
 
 
-def _run_solve(options: argparse.Namespace) -> None:
+def _run_solve_verb(options: argparse.Namespace) -> None:
     """Solve, check the proof, then write and print."""
     scores = read_array(options.file, options.name)
     target = None if options.target is None else read_array(options.target, default="target")
@@ -67,7 +69,7 @@ def _solve_and_check(
         return solution, evaluate(scores, top_k, shift, target=target, optimum=solution)
 
 
-def _solution_arrays(solution: Solution) -> dict[str, Any]:
+def _solution_arrays(solution: Solution) -> dict[str, np.ndarray]:
     import numpy as np
 
     return {
@@ -157,5 +159,5 @@ SOLVE = Verb(
         "equipoise solve scores.npy --top-k 6 --out optimum.npz --json",
     ),
     add_options=_add_solve_options,
-    run=_run_solve,
+    run=_run_solve_verb,
 )

@@ -44,7 +44,7 @@ def _add_sweep_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the tables as JSON")
 
 
-def _run_sweep(options: argparse.Namespace) -> None:
+def _run_sweep_verb(options: argparse.Namespace) -> None:
     from equipoise import sweep, write_report
     from equipoise.experiments.sweep.grid import read_grid
     from equipoise.experiments.sweep.table import show_sweep
@@ -103,5 +103,5 @@ or a YAML file:
         "equipoise sweep paper --engine ray --address auto --gpus-per-trial 8 --cpus-per-trial 32",
     ),
     add_options=_add_sweep_options,
-    run=_run_sweep,
+    run=_run_sweep_verb,
 )

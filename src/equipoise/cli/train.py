@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from equipoise.training import Config
 
 
-def _run_train(options: argparse.Namespace) -> None:
+def _run_train_verb(options: argparse.Namespace) -> None:
     from equipoise import train
 
     early, config = read_train_flags(options.arguments)
@@ -96,6 +96,6 @@ writes measured.json beside it, which has the run against the exact optimum
         "torchrun --nproc-per-node 8 -m equipoise train --preset deepseekmoe-1b --out runs/d",
     ),
     add_options=lambda parser: None,
-    run=_run_train,
+    run=_run_train_verb,
     reads_flags=True,
 )

@@ -18,7 +18,7 @@ def _add_tune_options(parser: argparse.ArgumentParser) -> None:
     add_contest_options(parser, "all causal ones")
 
 
-def _run_tune(options: argparse.Namespace) -> None:
+def _run_tune_verb(options: argparse.Namespace) -> None:
     from equipoise import tune
 
     with progress_bar("cells") as advance:
@@ -38,5 +38,5 @@ TUNE = Verb(
         "equipoise tune scores/a:blocks.1 --json",
     ),
     add_options=_add_tune_options,
-    run=_run_tune,
+    run=_run_tune_verb,
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +93,6 @@ def add_workers_option(
         parser.add_argument(old, dest="workers", type=int, action=RenamedFlag, new="--workers")
 
 
-def given_options(options: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
+def given_options(options: argparse.Namespace, names: Sequence[str]) -> Mapping[str, Any]:
     """Those of the named options that were given: the others stay at the preset's value."""
     return {name: value for name in names if (value := getattr(options, name)) is not None}

@@ -33,7 +33,7 @@ def _add_verify_options(parser: argparse.ArgumentParser) -> None:
     add_json_flag(parser, "the verdicts as JSON")
 
 
-def _run_verify(options: argparse.Namespace) -> None:
+def _run_verify_verb(options: argparse.Namespace) -> None:
     """Check everything and print it; exit with 1 if something that applies does not hold."""
     from equipoise import verify
     from equipoise.trace import Trace
@@ -105,5 +105,5 @@ VERIFY = Verb(
         "equipoise verify run/trace --json > all.json",
     ),
     add_options=_add_verify_options,
-    run=_run_verify,
+    run=_run_verify_verb,
 )

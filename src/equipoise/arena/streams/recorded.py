@@ -16,7 +16,8 @@ import torch
 from equipoise.arena.streams.stream import Batch, Stream
 from equipoise.trace import Trace, TraceError
 
-FEWEST_BLOCKS = 32  # where nobody says how long sequences are
+FEWEST_BLOCKS = 32
+"""how many pieces of a batch stand for sequences, where their length is not known"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,7 @@ class Recorded(Stream):
     records: tuple[int, ...]
     """the steps of the training that batches are of"""
     digest: str = ""
-    """of the last batch's scores: another trace in the same folder has other results"""
+    """of the last batch's scores: another trace in the same folder has another digest"""
 
     @classmethod
     def of(cls, folder: str | Path, layer: int | str = 0) -> Recorded:
@@ -50,14 +51,14 @@ class Recorded(Stream):
             trace.scores(index, steps[-1]).tobytes(), usedforsecurity=False
         ).hexdigest()
         return cls(
-            name=f"{_title(Path(folder))}:{trace.layers[index]}",
+            name=f"{_run_title(Path(folder))}:{trace.layers[index]}",
             num_tokens=rows,
             num_experts=experts,
             top_k=trace.top_k,
             steps=len(steps),
             groups=trace.groups,
             target=trace.target,
-            block=_block(trace, index, steps[0]),
+            block=_sequence_rows(trace, index, steps[0]),
             folder=str(Path(folder).resolve()),
             layer=index,
             records=tuple(steps),
@@ -74,8 +75,7 @@ class Recorded(Stream):
             token, expert = (~torch.isfinite(batch.scores)).nonzero()[0].tolist()
             raise TraceError(
                 f"{self.name}: step {number} has the score {batch.scores[token, expert]} (token "
-                f"{token}, expert {expert}): "
-                "record it again, with logits in float32"
+                f"{token}, expert {expert}): record it again, with logits in float32"
             )
         return batch
 
@@ -89,7 +89,7 @@ class Recorded(Stream):
         return Trace.open(self.folder)
 
 
-def _block(trace: Trace, layer: int, step: int) -> int:
+def _sequence_rows(trace: Trace, layer: int, step: int) -> int:
     """How many successive rows of scores are of one sequence: tokens of a text are not independent.
 
     A sample has fewer rows of each sequence than it has tokens, and may be of one rank only. There,
@@ -102,7 +102,7 @@ def _block(trace: Trace, layer: int, step: int) -> int:
     return max(1, rows // FEWEST_BLOCKS)
 
 
-def _title(folder: Path) -> str:
+def _run_title(folder: Path) -> str:
     """runs/a/trace is called a."""
     folder = folder.resolve()
     return folder.parent.name if folder.name == "trace" else folder.name

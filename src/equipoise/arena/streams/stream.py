@@ -1,4 +1,4 @@
-"""Streams: batches of scores, one after another, the same for every balancer that meets them.
+"""Streams: batches of scores, one after another, the same for every balancer that sees them.
 
 A Stream says how large it is and gives batch n when asked: batches follow from the seed and n
 alone, so that anything may begin anywhere. synthetic.py makes some, recorded.py reads those of a
@@ -18,6 +18,8 @@ from torch import Tensor
 
 
 class Batch(NamedTuple):
+    """Scores of the tokens of one step."""
+
     scores: Tensor
     """(T, E) float32"""
     mask: Tensor | None = None
@@ -55,18 +57,16 @@ class Stream(ABC):
 
     @property
     def identity(self) -> str:
-        """All that its batches follow from, as text: results of the same identity may be used
-        again.
-        """
+        """All that its batches follow from, as text: results of the same identity are used again."""
         return json.dumps([type(self).__name__, asdict(self)], sort_keys=True, default=str)
 
 
 def sampling_floor(num_tokens: int, num_experts: int, top_k: int) -> float:
-    """The imbalance that chance alone leaves when every expert is equally likely: no rule can do
-    better on fresh tokens.
+    """The imbalance that chance alone leaves when every expert is equally likely.
 
-    A load is then binomial(T, K/E), and E|A - L| / L of a normal with its variance is sqrt(2/pi (1
-    - K/E) / L).
+    A load is then binomial(T, K/E), and E|A - L| / L of a normal law with its variance is
+    sqrt(2/pi (1 - K/E) / L). No rule can do better on new tokens. floor.py has the floor of streams
+    with unequal targets or sequences.
     """
     load = top_k * num_tokens / num_experts
     return (2 / torch.pi * (1 - top_k / num_experts) / load) ** 0.5
