@@ -11,7 +11,8 @@ from scipy.optimize import linear_sum_assignment, linprog
 from scipy.sparse import eye as identity
 from scipy.sparse import kron, vstack
 
-from equipoise.balancing.batch.matching import Base, ExpertChoice
+from equipoise.balancing.batch.base import Base
+from equipoise.balancing.batch.expert_choice import ExpertChoice
 
 
 def optimum(scores, top_k, least, most):

@@ -5,8 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.balancing.batch.matching import Base, ExpertChoice
-from equipoise.balancing.batch.transport import BIP, Sinkhorn
+from equipoise.balancing.batch.base import Base
+from equipoise.balancing.batch.bip import BIP
+from equipoise.balancing.batch.expert_choice import ExpertChoice
+from equipoise.balancing.batch.sinkhorn import Sinkhorn
 from equipoise.routing import route
 
 exact_methods = pytest.mark.parametrize("method", [Base, ExpertChoice])

@@ -5,7 +5,8 @@ both make loads more even.
 import pytest
 import torch
 
-from equipoise.balancing.batch.transport import BIP, Sinkhorn, log_odds
+from equipoise.balancing.batch.bip import BIP
+from equipoise.balancing.batch.sinkhorn import Sinkhorn, log_odds
 from equipoise.routing import metrics, route
 
 both = pytest.mark.parametrize("method", [Sinkhorn, BIP])

@@ -10,6 +10,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from equipoise.layers import Experts, experts, reference_experts
+from equipoise.layers.experts import loop
+from equipoise.layers.experts.layer import fastest_implementation
 
 E, D, F = 8, 12, 20
 IMPLEMENTATIONS = list(experts.IMPLEMENTATIONS)
@@ -105,7 +107,7 @@ def doubles(monkeypatch):
 @pytest.mark.parametrize("rows", [1, 30, 2048])
 @pytest.mark.parametrize("case", CASES)
 def test_loop_matches_twin(case, rows, monkeypatch):
-    monkeypatch.setattr(experts, "ROWS", rows)
+    monkeypatch.setattr(loop, "ROWS_AT_ONCE", rows)
     layer, batch = make_layer("loop"), make_batch(case)
     theirs = output_and_gradients(twin(layer), layer, *batch)
     assert_alike(output_and_gradients(layer, layer, *batch), theirs, rtol=1e-10, atol=1e-12)
@@ -326,10 +328,10 @@ def test_weights_start_normal():
 
 def test_auto_knows_its_device():
     down = torch.empty(E, 16, 24)
-    assert experts._fastest(down, down) == "loop"
-    assert experts._fastest(down.to("meta"), down) == "grouped"
-    assert experts._fastest(down.to("meta"), torch.empty(E, 16, 23)) == "loop"
-    assert experts._fastest(down.to("meta", torch.float64), down) == "loop"
+    assert fastest_implementation(down, down) == "loop"
+    assert fastest_implementation(down.to("meta"), down) == "grouped"
+    assert fastest_implementation(down.to("meta"), torch.empty(E, 16, 23)) == "loop"
+    assert fastest_implementation(down.to("meta", torch.float64), down) == "loop"
 
 
 @pytest.mark.parametrize("implementation", ["auto", *IMPLEMENTATIONS])
@@ -346,8 +348,8 @@ def test_compiles(implementation):
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=12), st.integers(1, 8))
 def test_runs_cover_all_rows(counts, rows):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experts, "ROWS", rows)
-        runs = list(experts._runs(counts))
+        patch.setattr(loop, "ROWS_AT_ONCE", rows)
+        runs = list(loop.expert_runs(counts))
     assert [count for _, _, sizes in runs for count in sizes] == counts
     assert [e for each, _, _ in runs for e in range(each.start, each.stop)] == list(
         range(len(counts))

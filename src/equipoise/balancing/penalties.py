@@ -7,12 +7,12 @@ A penalty can be all there is (`balancer("aux", ...)`), or be carried by any oth
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from equipoise.balancing.precise import Precise
+from equipoise.balancing.target import Weights
 from equipoise.routing import Routing, Tally
 
 SCOPES = ("batch", "sequence", "global")
@@ -61,7 +61,7 @@ class AuxiliaryLoss(Penalty):
         self,
         coefficient: float,
         scope: str = "batch",
-        target: Sequence[float] | Tensor | None = None,
+        target: Weights = None,
     ) -> None:
         super().__init__()
         if scope not in SCOPES:

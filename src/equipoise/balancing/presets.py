@@ -8,13 +8,11 @@ options and their defaults; the decorator says the rest (spec.py), and nothing e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from torch import Tensor
-
 from equipoise.balancing.balancer import Balancer
-from equipoise.balancing.batch.matching import Base, ExpertChoice
-from equipoise.balancing.batch.transport import BIP, Sinkhorn
+from equipoise.balancing.batch.base import Base
+from equipoise.balancing.batch.bip import BIP
+from equipoise.balancing.batch.expert_choice import ExpertChoice
+from equipoise.balancing.batch.sinkhorn import Sinkhorn
 from equipoise.balancing.penalties import AuxiliaryLoss, ZLoss
 from equipoise.balancing.shift import step_sizes
 from equipoise.balancing.shift.curvature import CurvatureMove
@@ -24,8 +22,7 @@ from equipoise.balancing.shift.geometry import hypentropy
 from equipoise.balancing.shift.parts import EMA, AdaGrad, Center, Scale, Sign, Tanh
 from equipoise.balancing.shift.quantile import QuantileMove
 from equipoise.balancing.spec import method
-
-Weights = Sequence[float] | Tensor | None
+from equipoise.balancing.target import Weights
 
 
 @method(kind="shift", needs="loads", arena_default=True)

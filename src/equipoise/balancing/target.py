@@ -14,15 +14,16 @@ from torch import Tensor
 from equipoise.balancing.mathematics.gap import load_gap, target_loads, token_count
 from equipoise.balancing.precise import Precise
 
+Weights = Sequence[float] | Tensor | None
+"""weights of the experts' target loads; None: all equal"""
+
 
 class Target(Precise):
     """Loads in proportion to weights, equal by default."""
 
     weights: Tensor
 
-    def __init__(
-        self, num_experts: int, top_k: int, weights: Sequence[float] | Tensor | None = None
-    ) -> None:
+    def __init__(self, num_experts: int, top_k: int, weights: Weights = None) -> None:
         super().__init__()
         chosen = torch.ones(num_experts) if weights is None else weights
         # floats go straight to float64: by way of float32, torch's default, 0.1 would be 1.5e-9 too

@@ -9,7 +9,7 @@ DeepSeek's rule is LoadGap, Sign, Scale(1e-3). Every named method is such a list
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from equipoise.balancing.shift.directions import Direction
 from equipoise.balancing.shift.geometry import Geometry, euclidean
 from equipoise.balancing.shift.parts import Part
 from equipoise.balancing.shift.settling import Settling
-from equipoise.balancing.target import Target
+from equipoise.balancing.target import Target, Weights
 from equipoise.routing import Routing, Tally
 
 
@@ -47,7 +47,7 @@ class Dual(Balancer):
         parts: Iterable[Part] = (),
         *,
         geometry: Geometry = euclidean,
-        target: Sequence[float] | Tensor | None = None,
+        target: Weights = None,
     ) -> None:
         super().__init__(num_experts, top_k)
         self.direction = direction
