@@ -7,7 +7,8 @@ import pytest
 BARS = "(n) => document.querySelectorAll('#shifts .plot')[n].data[0].y"
 BOXES = """() => [...document.querySelectorAll('main > *, .pair > *, .grid > *')].map((each) => {
   const box = each.getBoundingClientRect();
-  return { id: each.id || each.tagName, parent: each.parentElement.className + each.parentElement.id,
+  return { id: each.id || each.tagName,
+           parent: each.parentElement.className + each.parentElement.id,
            left: box.left, right: box.right, top: box.top, bottom: box.bottom };
 }).filter((box) => box.right > box.left && box.bottom > box.top)"""
 

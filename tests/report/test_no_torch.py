@@ -1,4 +1,4 @@
-"""`equipoise report` draws what others measured: it needs no torch, and starts without waiting for it."""
+"""`equipoise report` draws what was measured before: it imports no torch."""
 
 import subprocess
 import sys

@@ -52,10 +52,10 @@ def _run_compare_verb(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(rows, indent=2))
     else:
-        _show_comparison(options)
+        _print_tables(options)
 
 
-def _show_comparison(options: argparse.Namespace) -> None:
+def _print_tables(options: argparse.Namespace) -> None:
     from equipoise import write_report
     from equipoise.cli.report import observations_text
     from equipoise.experiments.table import show_comparison

@@ -78,7 +78,7 @@ def observations_text(rows: Sequence[Any], search: str | None, *, markdown: bool
     return (
         observations.observations_markdown(found)
         if markdown
-        else observations.observations_text(found)
+        else observations.observations_lines(found)
     )
 
 

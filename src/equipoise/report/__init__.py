@@ -1,8 +1,9 @@
 """From a results folder, or the file a comparison keeps, to one page that needs nothing else.
 
-Three rooms, each with the sentences on top (answer), the figures' data and CSV (figures), the page's
-HTML, JavaScript and style: comparison/, sweep/, arena/. What they read stands in equipoise.results,
-and nothing here imports torch.
+Three rooms, comparison/, sweep/ and arena/, each with the sentences on top (answer; a comparison's
+are in results/, since the terminal prints them), the figures' data as JSON and CSV (figures), and
+the page with its HTML, JavaScript and style. What they read is typed and loaded by
+equipoise.results. Nothing here imports torch.
 """
 
 from __future__ import annotations

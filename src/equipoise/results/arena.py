@@ -1,8 +1,8 @@
 """arena: what `equipoise arena --out FOLDER` leaves on disk, as typed rows.
 
     FOLDER/
-        arena.json                     the names of the cells' files that were asked for last, in order
-        STREAM-BALANCER-RATE-*.json    a cell each: one balancer at one rate on one stream (CellResult)
+        arena.json                    names of the cells' files that were asked for last, in order
+        STREAM-BALANCER-RATE-*.json   a cell each: a balancer at one rate on a stream (CellResult)
 
 The terminal's table, the page, its CSV and --json are all made from these rows.
 """

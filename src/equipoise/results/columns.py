@@ -1,4 +1,4 @@
-"""columns: every figure of every table, defined once for terminal, page, Markdown, CSV and sentences.
+"""columns: every figure of every table, defined once for terminal, page, Markdown and CSV.
 
 A column is found by its key in what a run, a comparison, a sweep or an arena left on disk
 (run.py, comparison/, sweep.py, arena.py). Two tables may show the same figure with another name
@@ -152,7 +152,7 @@ TRAIN_LOSS = Column(
     "train_loss", "training loss", "loss", "mean over the last tenth of the steps", 4
 )
 
-# Against the exact optimum with even loads. Affinity is one measure, told in two ways: with F the
+# Against the exact optimum with even loads. given_up and affinity_kept are one measure: with F the
 # sum of every token's K largest scores, O that of the optimum and C that of the experts chosen,
 # given_up is 1 - O / F, of a trained network, and affinity_kept is C / O, of a balancer on a
 # stream. Without balancing C is F, and affinity_kept = 1 / (1 - given_up).

@@ -2,7 +2,8 @@
 
 In the rows of table.json, of a comparison and of a sweep alike, it is spelled
 
-    {"values": {"imbalance": {"0": 0.31, "1": 0.29}, ...}, "imbalance": 0.30, "imbalance_spread": 0.014, ...}
+    {"values": {"imbalance": {"0": 0.31, "1": 0.29}, ...},
+     "imbalance": 0.30, "imbalance_spread": 0.014, ...}
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """run: what one training leaves on disk, as typed rows.
 
     FOLDER/
-        metrics.jsonl      a line for every step and every evaluation (StepMetrics, EvaluationMetrics)
-        result.json        the figures of the whole run, written when it has finished (RunResult)
-        measured.json      what `equipoise compare` or `train --measure` measured afterwards (Measured)
-        failure.json       instead of result.json, if the run failed under `compare` or `sweep`
+        metrics.jsonl    a line for every step and evaluation (StepMetrics, EvaluationMetrics)
+        result.json      the figures of the whole run, written when it has finished (RunResult)
+        measured.json    what `compare` or `train --measure` measured afterwards (Measured)
+        failure.json     instead of result.json, if the run failed under `compare` or `sweep`
 
 Files of earlier versions have fewer keys: what they do not have is None in tables and a gap in
 figures.

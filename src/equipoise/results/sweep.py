@@ -1,9 +1,9 @@
 """sweep: what `equipoise sweep` leaves on disk, as typed rows.
 
     FOLDER/
-        manifest.json        the trials with their settings, and what they have in common (SweepManifest)
-        table.json           best settings, all settings by validation loss, failures (SweepTable)
-        trials/NAME/         a training each (run.py)
+        manifest.json    the trials with their settings, and what is common (SweepManifest)
+        table.json       best settings, all settings by validation loss, failures (SweepTable)
+        trials/NAME/     a training each (run.py)
 
 Trials that differ in their seed only are one setting, and one row.
 """

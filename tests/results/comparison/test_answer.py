@@ -1,4 +1,4 @@
-"""The sentences on top: what is real, what is not known, and never a winner inside the noise."""
+"""The sentences on top: what is significant, what is not known, no winner inside the noise."""
 
 import copy
 
@@ -7,51 +7,50 @@ from equipoise.results.comparison.rows import comparison_results
 from tests.results.comparison.made import comparison
 
 
-def test_what_is_real_and_what_is_not_known():
-    told = comparison_answer(comparison_results(comparison()))
-    assert told.startswith("Against u/|L-A| (DeepSeek), paired over 5 seeds, 300 steps of tiny. ")
+def test_what_is_significant_and_what_is_not_known():
+    said = comparison_answer(comparison_results(comparison()))
+    assert said.startswith("Against u/|L-A| (DeepSeek), paired over 5 seeds, 300 steps of tiny. ")
     assert (
         "Imbalance over the training, idle device time over the training and validation "
-        "imbalance are really higher "
-        "under no balancing." in told
+        "imbalance are significantly higher under no balancing." in said
     )
-    assert "No scheme is known to differ in validation loss" in told
-    assert "curvature" not in told  # 0.29 against 0.30 with a spread of 0.02
-    assert told.count(". ") <= 4
+    assert "No scheme is known to differ in validation loss" in said
+    assert "curvature" not in said  # 0.29 against 0.30 with a spread of 0.02
+    assert said.count(". ") <= 4
 
 
-def test_a_real_difference_is_named():
+def test_a_significant_difference_is_named():
     kept = comparison()
     for run in kept["runs"]:
         if run["scheme"] == "curvature":
             run["result"]["training_imbalance"] -= 0.2
     kept["manifest"]["schemes"][2]["label"] = "curvature, look-ahead"
-    told = comparison_answer(comparison_results(kept))
+    said = comparison_answer(comparison_results(kept))
     assert (
-        "Imbalance over the training is really lower under curvature with look-ahead, really higher"
-        in told
+        "Imbalance over the training is significantly lower under curvature with look-ahead, "
+        "significantly higher" in said
     )
 
 
 def test_one_seed_names_no_winner():
-    told = comparison_answer(comparison_results(comparison(seeds=1)))
-    assert told.startswith(
+    said = comparison_answer(comparison_results(comparison(seeds=1)))
+    assert said.startswith(
         "One seed, 300 steps of tiny. Imbalance over the training: no balancing 1.088"
     )
-    assert "the 2 balanced schemes 0.2" in told
-    assert "is not known: --seeds 5 gives intervals" in told
-    assert "curvature" not in told
+    assert "the 2 balanced schemes 0.2" in said
+    assert "is not known: --seeds 5 gives intervals" in said
+    assert "curvature" not in said
 
 
 def test_another_scheme_to_compare_with_is_named():
-    told = comparison_answer(comparison_results(comparison(schemes=("none", "curvature"))))
-    assert told.startswith("Against curvature (deepseek is not among the finished schemes)")
+    said = comparison_answer(comparison_results(comparison(schemes=("none", "curvature"))))
+    assert said.startswith("Against curvature (deepseek is not among the finished schemes)")
 
 
 def test_a_single_scheme_is_told_without_comparing():
-    told = comparison_answer(comparison_results(comparison(seeds=1, schemes=("deepseek",))))
-    assert "has a validation loss of" in told
-    assert "chance alone would leave 2.1%" in told
+    said = comparison_answer(comparison_results(comparison(seeds=1, schemes=("deepseek",))))
+    assert "has a validation loss of" in said
+    assert "chance alone would leave 2.1%" in said
 
 
 def test_nothing_finished():

@@ -61,7 +61,7 @@ def test_equal_values_are_no_difference():
     assert not rounded.significant
 
 
-def test_a_constant_difference_is_real():
+def test_a_constant_difference_is_significant():
     values = np.array([5.1, 5.2, 5.3])
     found = scheme_differences([row("deepseek", values), row("quantile", values - 0.1)], "loss")[
         "quantile"
@@ -91,8 +91,8 @@ def test_many_comparisons_ask_for_more():
 
 
 def test_false_alarms_are_as_rare_as_promised():
-    """With seven schemes that differ by chance alone, some difference is called real in 5% of the
-    comparisons or fewer.
+    """With seven schemes that differ by chance alone, some difference is called significant in at
+    most 5% of the comparisons.
     """
     draws, alarms = np.random.default_rng(0), 0
     for _ in range(400):

@@ -7,8 +7,8 @@ from equipoise.results.comparison.observations import (
     PAPER_SCHEMES,
     REPRODUCED,
     UNDECIDED,
+    observations_lines,
     observations_markdown,
-    observations_text,
     observe,
 )
 from equipoise.results.comparison.rows import SchemeRow
@@ -105,7 +105,7 @@ def test_missing_schemes_are_named():
     found = observe(rows()[:2])
     assert found[1].verdict == UNDECIDED
     assert "no finished run of inverse, inverse_sqrt" in found[1].evidence
-    assert len(observations_text(found).splitlines()) == 15
+    assert len(observations_lines(found).splitlines()) == 15
     assert observations_markdown(found).count("\n") == 8
 
 

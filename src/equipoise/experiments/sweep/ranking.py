@@ -25,7 +25,7 @@ NUMBER = int | float
 
 
 @dataclass(frozen=True)
-class _Trial:
+class _TrialOutcome:
     name: str
     about: TrialAbout
     result: RunResult | None
@@ -34,7 +34,7 @@ class _Trial:
 
 def rank_settings(folder: Path, manifest: SweepManifest) -> SweepTable:
     """Best settings, all settings sorted by validation loss, and what failed or is not finished."""
-    settings: dict[str, list[_Trial]] = {}
+    settings: dict[str, list[_TrialOutcome]] = {}
     failed: list[FailedTrial] = []
     unfinished: list[str] = []
     for name, about in manifest["trials"].items():
@@ -45,7 +45,7 @@ def rank_settings(folder: Path, manifest: SweepManifest) -> SweepTable:
             failed.append({"trial": name, "settings": about["settings"], "error": error})
         else:
             unfinished.append(name)
-        trial = _Trial(name, about, result)
+        trial = _TrialOutcome(name, about, result)
         settings.setdefault(_setting_key(about["settings"]), []).append(trial)
     rows = sorted((_setting_row(trials) for trials in settings.values()), key=_rank)
     return SweepTable(best_settings(rows, manifest), rows, failed, unfinished)
@@ -81,7 +81,7 @@ def _at_the_end(row: SettingRow, manifest: SweepManifest) -> list[str]:
     return ends
 
 
-def _setting_row(trials: list[_Trial]) -> SettingRow:
+def _setting_row(trials: list[_TrialOutcome]) -> SettingRow:
     about = trials[0].about
     done: list[tuple[str, Mapping[str, Any]]] = [
         (str(trial.about["settings"].get("seed", "")), trial.result)

@@ -18,9 +18,9 @@ def show_sweep(table: SweepTable) -> None:
 
     console = Console()
     if table.rows:
-        console.print(_settings_table("All settings, by validation loss", table.axes, table.rows))
+        console.print(_ranked_table("All settings, by validation loss", table.axes, table.rows))
     if table.best:
-        console.print(_settings_table("The best of each scheme", table.axes, table.best))
+        console.print(_ranked_table("The best of each scheme", table.axes, table.best))
     for row in table.best:
         if row.at_the_end:
             ends = ", ".join(setting_column(key).short for key in row.at_the_end)
@@ -47,7 +47,7 @@ def last_lines(error: str) -> str:
     return " ".join(lines[-2:])
 
 
-def _settings_table(title: str, axes: Sequence[str], rows: Sequence[SettingRow]) -> Any:
+def _ranked_table(title: str, axes: Sequence[str], rows: Sequence[SettingRow]) -> Any:
     from rich.markup import escape
     from rich.table import Table
 

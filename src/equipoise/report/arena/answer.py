@@ -1,4 +1,4 @@
-"""The first sentences of an arena's page, computed from its cells, and where each balancer is best."""
+"""The first sentences of an arena's page, and where each balancer is best."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ def _answer_many_streams(cells: ArenaResults) -> str:
     ranked = standings(cells)
     first, others = ranked[0], [each for each in ranked[1:4] if each.level]
     said = (
-        f"Of {len(ranked)} balancers on {len(compared_streams(cells))} streams, each at its best rate, "
-        f"{first.balancer} is the "
-        f"most even, or within {LEVEL_SHARE:.0%} of that, on {first.level}"
+        f"Of {len(ranked)} balancers on {len(compared_streams(cells))} streams, each at its best "
+        f"rate, {first.balancer} is the most even, or within {LEVEL_SHARE:.0%} of that, on "
+        f"{first.level}"
     )
     said += "".join(f", {each.balancer} on {each.level}" for each in others) + "."
     means = [each for each in ranked if each.over_floor is not None]

@@ -1,7 +1,7 @@
 """The page of an arena: every balancer and rate on the same streams, as one HTML file.
 
-    equipoise arena drift --page drift.html         at once
-    equipoise report runs/arena                     from the folder of `equipoise arena --out runs/arena`
+    equipoise arena drift --page drift.html     at once
+    equipoise report runs/arena                 from the folder of `equipoise arena --out`
 
 Built as the page of a comparison is: it holds everything, and without JavaScript answer and tables
 still read.

@@ -86,7 +86,7 @@ def difference_table(results: ComparisonResults) -> str:
         return "<p id=differences>Nothing to compare with.</p>"
     heads = [f"less {base.label}", *(change_heading(each) for each in DECIDING_COLUMNS)]
     body = "".join(
-        f"<tr><td>{escape(scheme_label(row))}</td>{''.join(map(_change_cell, cells))}</tr>"
+        f"<tr><td>{escape(scheme_label(row))}</td>{''.join(map(_change_html, cells))}</tr>"
         for row, cells in lines
     )
     note = (
@@ -147,7 +147,7 @@ def _verdict_cell(verdict: VerdictRow) -> str:
     return f'<td class={kind} title="{why}">{sign} {verdict["margin"]:.2g}</td>'
 
 
-def _change_cell(cell: ChangeCell) -> str:
+def _change_html(cell: ChangeCell) -> str:
     lower = cell.text.startswith("-")
     kind = "" if not cell.significant else " class=good" if lower else " class=bad"
     return f"<td{kind}>{_stack_interval(cell.text)}</td>"

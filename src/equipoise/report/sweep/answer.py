@@ -43,7 +43,7 @@ def _name_setting(row: SettingRow) -> str:
 def _role_of_chance(seeds: int) -> str:
     if seeds == 1:
         return "One seed, and the lowest of many: how much of that is chance is not known."
-    return f"Means over {seeds} seeds; the lowest of many is still partly luck."
+    return f"Means over {seeds} seeds; the lowest of many is still partly chance."
 
 
 def _ends_of_axes(table: SweepTable) -> str:

@@ -61,7 +61,7 @@ def sweep_page(sweep: SweepResults, sheets: Sheets) -> str:
 def settings_table(name: str, axes: Sequence[str], rows: Iterable[SettingRow]) -> str:
     columns = [*map(setting_column, axes), *SWEEP_COLUMNS]
     body = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in _setting_cells(axes, row))}</tr>"
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in _table_cells(axes, row))}</tr>"
         for row in rows
     )
     return wide_table(["scheme", *(each.name for each in columns), "finished"], body, name)
@@ -77,7 +77,7 @@ def failure_list(failed: Sequence[FailedTrial]) -> str:
     return f"<dl id=failed>{body}</dl>"
 
 
-def _setting_cells(axes: Sequence[str], row: SettingRow) -> list[str]:
+def _table_cells(axes: Sequence[str], row: SettingRow) -> list[str]:
     settings = [setting_column(key).text(row.settings.get(key)) for key in axes]
     figures = [column.cell(row.figures, spread=True) for column in SWEEP_COLUMNS]
     return [row.label, *settings, *figures, f"{row.finished} of {row.trials}"]

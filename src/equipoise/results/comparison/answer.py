@@ -48,8 +48,8 @@ def significance_note(results: ComparisonResults) -> str:
     compared = max(sum(each.chance is not None for each in column) for column in found)
     return (
         "±: 95% interval of the mean difference by Student's law, paired by seed. "
-        f"*: real, that is not 0 even when all {compared} comparisons of its column are counted "
-        "(Bonferroni, 95% together)."
+        f"*: significant, that is not 0 even when all {compared} comparisons of its column are "
+        "counted (Bonferroni, 95% together)."
     )
 
 
@@ -103,9 +103,7 @@ def _answer_many_seeds(
     ]
     every = [each for by_scheme in found.values() for each in by_scheme.values()]
     if known and not all(each.significant for each in every):
-        unknown.append(
-            "differences not named here are within the noise between seeds, and not known"
-        )
+        unknown.append("other differences are within the noise between seeds")
     first = (
         f"Against {base.label}{_why_this_baseline(base)}, {_count_seeds(every)}, "
         f"{results.steps:,} steps of {results.preset}."
@@ -115,8 +113,8 @@ def _answer_many_seeds(
 
 
 def _who_differs(by_scheme: Mapping[str, Difference], labels: Mapping[str, str]) -> str:
-    """ "really lower under a and b, really higher under c"; empty where no difference is
-    significant.
+    """As in "significantly lower under a and b, significantly higher under c"; empty where no
+    difference is significant.
     """
     sure = [(labels[name], each.mean) for name, each in by_scheme.items() if each.significant]
     parts = {
@@ -124,7 +122,7 @@ def _who_differs(by_scheme: Mapping[str, Difference], labels: Mapping[str, str])
         "higher": [label for label, mean in sure if mean > 0],
     }
     return ", ".join(
-        f"really {word} under {_join_names(names)}" for word, names in parts.items() if names
+        f"significantly {word} under {_join_names(names)}" for word, names in parts.items() if names
     )
 
 

@@ -16,7 +16,7 @@ POINTS = 300
 """of a curve at most"""
 DIGITS = 5
 """more than a figure shows"""
-BINS = 48
+HISTOGRAM_BINS = 48
 MAP_STEPS = 150
 """of a load map at most"""
 CURVES = ("imbalance", "idle_share", "loss")
@@ -70,8 +70,8 @@ def round_figure(value: float | None) -> float | None:
 
 
 def condense_curves(rows: Sequence[Mapping[str, Any]]) -> Curves:
-    """From the steps of metrics.jsonl: means of blocks of steps, so that the mean over a curve is that
-    over the training.
+    """From the steps of metrics.jsonl: means of blocks of steps, so that the mean over a curve is
+    that over the training.
     """
     size = max(1, -(-len(rows) // POINTS))
     blocks = [rows[n : n + size] for n in range(0, len(rows), size)]
@@ -129,11 +129,13 @@ def _score_density(steps: list[LayerHistograms]) -> tuple[np.ndarray, list[np.nd
     in.
     """
     edges = np.linspace(
-        0, max(layer["scores"]["to"] for layers in steps for layer in layers) or 1.0, BINS + 1
+        0,
+        max(layer["scores"]["to"] for layers in steps for layer in layers) or 1.0,
+        HISTOGRAM_BINS + 1,
     )
     shares = []
     for layers in steps:
-        total = np.zeros(BINS)
+        total = np.zeros(HISTOGRAM_BINS)
         for layer in layers:
             counts = np.asarray(layer["scores"]["counts"], float)
             own = np.linspace(0, layer["scores"]["to"], len(counts) + 1)
@@ -146,5 +148,5 @@ def _shift_density(steps: list[LayerHistograms]) -> tuple[np.ndarray, list[np.nd
     values = [np.concatenate([layer["shift"] for layer in layers]) for layers in steps]
     reach = max(float(np.abs(each).max()) for each in values) or 1e-3
     # an odd number of bins, so that 0 is the middle of one
-    edges = np.linspace(-reach, reach, BINS + 2)
+    edges = np.linspace(-reach, reach, HISTOGRAM_BINS + 2)
     return edges, [np.histogram(each, edges)[0] / each.size for each in values]

@@ -6,9 +6,9 @@ interval
 
     mean(d) ± t(n - 1, 97.5%) stdev(d) / sqrt(n)       Student's law, n - 1 degrees of freedom
 
-A difference is called significant when it is not 0 at 5% / m, with m schemes compared in that column
-(Bonferroni): so all that is said of a column holds together at 95%. One seed has no interval, and
-nothing significant.
+A difference is called significant when it is not 0 at 5% / m, with m schemes compared in that
+column (Bonferroni): so all that is said of a column holds together at 95%. One seed has no
+interval, and nothing significant.
 """
 
 from __future__ import annotations

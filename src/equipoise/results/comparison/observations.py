@@ -4,9 +4,9 @@ own.
 Each observation is a set of claims, "this figure is lower under a than under b", paired by seed
 (differences.py). It is
 
-    reproduced               if the 95% interval of every claim lies on the claim's side of 0
-    not reproduced           if that of some claim lies on the other side
-    cannot be told here      else: too few seeds, or no difference
+    reproduced         if the 95% interval of every claim lies on the claim's side of 0
+    not reproduced     if that of some claim lies on the other side
+    undecided          else: too few seeds, or no difference
 
 The paper trained each scheme once, so its own figures have no interval.
 """
@@ -20,7 +20,7 @@ from equipoise.results.comparison.differences import Difference, paired_differen
 from equipoise.results.comparison.rows import SchemeRow
 from equipoise.results.sweep import SettingRow
 
-REPRODUCED, NOT_REPRODUCED, UNDECIDED = "reproduced", "not reproduced", "cannot be told here"
+REPRODUCED, NOT_REPRODUCED, UNDECIDED = "reproduced", "not reproduced", "undecided"
 SIGN, INVERSE, ROOT, AUX = "deepseek", "inverse", "inverse_sqrt", "aux"
 PAPER_SCHEMES = (SIGN, INVERSE, ROOT, AUX)
 PAPERS_RATE = 1e-3
@@ -216,7 +216,7 @@ def _score_histograms(rows: dict[str, SchemeRow]) -> Observation:
     return Observation(7, says, UNDECIDED, evidence + (", ".join(spreads) or "not recorded"))
 
 
-def observations_text(observations: Sequence[Observation]) -> str:
+def observations_lines(observations: Sequence[Observation]) -> str:
     lines = [
         f"{each.number}. {each.says}: {each.verdict.upper()}\n   {each.evidence}"
         for each in observations

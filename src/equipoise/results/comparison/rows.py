@@ -1,5 +1,5 @@
-"""rows: what was kept of a comparison, as rows of a table: mean, spread and values over seeds for each
-scheme.
+"""rows: what was kept of a comparison, as rows of a table: mean, spread and values over seeds for
+each scheme.
 """
 
 from __future__ import annotations

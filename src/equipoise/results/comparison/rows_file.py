@@ -1,13 +1,15 @@
 """rows_file: everything that tables and page need of a comparison, in one JSON file without
 checkpoints or run folders.
 
-    {"format": "equipoise comparison rows", "version": 1, "title": ..., "manifest": ...,     as in manifest.json
-     "runs": [{"name": "deepseek-0", "scheme": "deepseek", "seed": 0,
-               "result": ..., "measured": ...,                    as in the run's result.json and measured.json
-               "validation": [{"step": ..., "loss": ...}, ...],   every evaluation
-               "training": {"step": [...], "imbalance": [...], "idle_share": [...], "loss": [...]},       at most 300 points
-               "figures": {"scores": ..., "shifts": ..., "loads": ...}},     of each scheme's first finished seed
-              {"name": ..., "scheme": ..., "seed": ..., "error": "why it has not finished"}]}
+    {"format": "equipoise comparison rows", "version": 1, "title": ...,
+     "manifest": ...,                                    as in manifest.json
+     "runs": [
+        {"name": "deepseek-0", "scheme": "deepseek", "seed": 0,
+         "result": ..., "measured": ...,                 as in result.json and measured.json
+         "validation": [{"step": ..., "loss": ...}, ...],          every evaluation
+         "training": {"step": [...], "imbalance": [...], ...},     at most 300 points
+         "figures": {"scores": ..., "shifts": ..., "loads": ...}}, of a scheme's first finished seed
+        {"name": ..., "scheme": ..., "seed": ..., "error": "why it has not finished"}]}
 
 A folder is gathered into the same structure before anything is drawn, so a page does not depend on
 which of both it comes from.
@@ -147,7 +149,7 @@ def read_rows(path: Path) -> KeptComparison:
             f"{ROWS_VERSION}"
         )
     try:
-        _check_rows(kept)
+        _check_kept(kept)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error!r}") from None
     return cast(KeptComparison, kept)
@@ -213,7 +215,7 @@ def _manifest_of_one(result: RunResult) -> ComparisonManifest:
     }
 
 
-def _check_rows(kept: Any) -> None:
+def _check_kept(kept: Any) -> None:
     """That everything is there which tables and page look up."""
     about = kept["manifest"]
     wanted = {"title": str(kept["title"]), "preset": about["preset"], "steps": int(about["steps"])}
