@@ -17,8 +17,8 @@ L = T * K / E
 
 
 def batch(seed):
-    dice = torch.Generator().manual_seed(seed)
-    return (torch.randn(T, E, generator=dice) + torch.linspace(0, 1.5, E)).softmax(-1)
+    rng = torch.Generator().manual_seed(seed)
+    return (torch.randn(T, E, generator=rng) + torch.linspace(0, 1.5, E)).softmax(-1)
 
 
 def dual(scores, shift):

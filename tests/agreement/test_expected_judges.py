@@ -1,6 +1,4 @@
-"""Selection probabilities and boundary weights against the paper's sums over subsets, and against
-drawn tokens.
-"""
+"""Probabilities and boundary weights against the paper's sums, and against drawn tokens."""
 
 from itertools import combinations
 
@@ -62,9 +60,7 @@ def test_the_papers_sums_over_subsets(law, top_k):
 
 @pytest.mark.parametrize("law", laws(12), ids=lambda law: type(law).__name__)
 def test_drawn_tokens(law):
-    """Loads of 400,000 tokens, and the tokens whose choice changes between two experts within a
-    small margin.
-    """
+    """Loads of 400,000 tokens, and how many are near the boundary of each pair of experts."""
     top_k, tokens, h = 3, 400_000, 0.02
     shift = np.tile(SHIFT, 2)
     point = Expected(law, top_k).at(shift)
@@ -78,9 +74,8 @@ def test_drawn_tokens(law):
     counts = np.zeros((12, 12))
     np.add.at(counts, (pairs[:, 0], pairs[:, 1]), 1)
     weight = (counts + counts.T) / (2 * h * tokens)
-    np.testing.assert_allclose(
-        weight.sum(), point.boundary_weight.sum(), rtol=0.15
-    )  # h leaves a bias of that order
+    # h leaves a bias of that order
+    np.testing.assert_allclose(weight.sum(), point.boundary_weight.sum(), rtol=0.15)
     assert np.corrcoef(weight.ravel(), point.boundary_weight.ravel())[0, 1] > 0.95
 
 

@@ -45,9 +45,9 @@ def problems(draw):
     num_experts = draw(st.integers(2, 8))
     top_k = draw(st.integers(1, num_experts))
     num_tokens = draw(st.integers(1, 40))
-    dice = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
-    scores = torch.randn(num_tokens, num_experts, generator=dice) + 2 * torch.randn(
-        num_experts, generator=dice
+    rng = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
+    scores = torch.randn(num_tokens, num_experts, generator=rng) + 2 * torch.randn(
+        num_experts, generator=rng
     )
     rounded = draw(st.booleans())  # to three levels or so: ties everywhere
     weights = draw(
@@ -75,16 +75,16 @@ def test_base_reaches_the_optimum(problem):
 
 
 def test_without_ties_it_is_exact():
-    dice = torch.Generator().manual_seed(0)
-    scores = (torch.randn(300, 12, generator=dice) + torch.randn(12, generator=dice)).softmax(-1)
+    rng = torch.Generator().manual_seed(0)
+    scores = (torch.randn(300, 12, generator=rng) + torch.randn(12, generator=rng)).softmax(-1)
     even = np.full(12, 75)
     assert total(scores, Base(12, 3)) == pytest.approx(optimum(scores, 3, even, even), abs=1e-9)
 
 
 def test_one_expert_each_agrees_with_scipy():
     """K = 1 is the assignment problem with L copies of every expert."""
-    dice = torch.Generator().manual_seed(1)
-    scores = (torch.randn(240, 8, generator=dice) + torch.randn(8, generator=dice)).sigmoid()
+    rng = torch.Generator().manual_seed(1)
+    scores = (torch.randn(240, 8, generator=rng) + torch.randn(8, generator=rng)).sigmoid()
     copies = scores.double().repeat_interleave(30, dim=1).numpy()
     tokens, places = linear_sum_assignment(copies, maximize=True)
     experts = Base(8, 1).route(scores).experts.squeeze(1)
@@ -93,8 +93,8 @@ def test_one_expert_each_agrees_with_scipy():
 
 def test_expert_choice_scores_no_less():
     """Experts choosing freely solve the program without the tokens' constraint: an upper bound."""
-    dice = torch.Generator().manual_seed(2)
-    scores = (torch.randn(320, 16, generator=dice) + torch.randn(16, generator=dice)).softmax(-1)
+    rng = torch.Generator().manual_seed(2)
+    scores = (torch.randn(320, 16, generator=rng) + torch.randn(16, generator=rng)).softmax(-1)
     freely = float(ExpertChoice(16, 4).route(scores).gates.double().sum())
     assert freely == pytest.approx(float(scores.double().topk(80, dim=0).values.sum()), abs=1e-5)
     assert freely >= total(scores, Base(16, 4))

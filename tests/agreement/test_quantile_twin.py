@@ -30,10 +30,10 @@ def moves(balancer, scores, mask=None, groups=None):
     sigmoid=st.booleans(),
 )
 def test_within_one_bin(seed, num_tokens, top_k, skew, bins, sigmoid):
-    dice = torch.Generator().manual_seed(seed)
-    logits = torch.randn(num_tokens, 8, generator=dice) + skew * torch.randn(8, generator=dice)
+    rng = torch.Generator().manual_seed(seed)
+    logits = torch.randn(num_tokens, 8, generator=rng) + skew * torch.randn(8, generator=rng)
     scores = logits.sigmoid() if sigmoid else logits.softmax(-1)
-    mask = torch.rand(num_tokens, generator=dice) < 0.2
+    mask = torch.rand(num_tokens, generator=rng) < 0.2
     mask[0] = False
     balancer = equipoise.balancer("quantile", 8, top_k=top_k, bins=bins)
     move, exact, bin_width = moves(balancer, scores, mask)
@@ -43,9 +43,9 @@ def test_within_one_bin(seed, num_tokens, top_k, skew, bins, sigmoid):
 def test_narrow_bins_stay_within_one():
     """After some updates the bins are a hundred times finer, and the agreement with them."""
     balancer = equipoise.balancer("quantile", 32, top_k=4)
-    dice = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     for _ in range(6):
-        scores = (torch.randn(4096, 32, generator=dice) + torch.linspace(0, 2, 32)).softmax(-1)
+        scores = (torch.randn(4096, 32, generator=rng) + torch.linspace(0, 2, 32)).softmax(-1)
         width_before = balancer.direction.width.clone()
         move, exact, bin_width = moves(balancer, scores)
         assert ((move - exact).abs() <= bin_width * 1.01).all()

@@ -53,11 +53,8 @@ def test_nothing_is_refuted(name, gate, tmp_path):
     for verdict in verdicts.values():
         assert not verdict.applies or verdict.holds, verdict
     assert verdicts["1 change in Lagrangian"].applies
-    of_signs = name in (
-        "deepseek",
-        "moonlight",
-        "adagrad",
-    )  # adagrad's first step divides each gap by itself
+    # adagrad's first step divides each gap by its own size
+    of_signs = name in ("deepseek", "moonlight", "adagrad")
     assert verdicts["6 sandwich, free of assumptions"].applies == of_signs
 
 

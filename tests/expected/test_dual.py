@@ -1,6 +1,4 @@
-"""The expected dual and its derivatives: constants known beforehand, and their relations to each
-other.
-"""
+"""The expected dual and its derivatives: known constants, and how they relate to each other."""
 
 import numpy as np
 import pytest
@@ -8,12 +6,12 @@ import pytest
 from equipoise.expected.dual import Expected, laplacian, least_weight
 from equipoise.expected.laws import Beta, Histogram, TruncatedNormal, Uniform
 
-DICE = np.random.default_rng(5)
+RNG = np.random.default_rng(5)
 LAWS = {
     "uniform": Uniform(7),
     "beta": Beta(np.linspace(1, 5, 7), np.linspace(3, 2, 7)),
     "truncated normal": TruncatedNormal(np.linspace(-0.2, 0.9, 7), np.linspace(0.1, 1, 7)),
-    "histogram": Histogram(DICE.integers(1, 9, (7, 5)), [0.1, 0.2, 0.4, 0.5, 0.8, 0.9]),
+    "histogram": Histogram(RNG.integers(1, 9, (7, 5)), [0.1, 0.2, 0.4, 0.5, 0.8, 0.9]),
 }
 SHIFT = np.array([0.05, -0.1, 0.0, 0.12, -0.03, 0.02, -0.06])
 
@@ -89,17 +87,17 @@ def test_a_far_minimiser_is_found():
     )
 
 
-def test_c_k_is_astronomically_small():
+def test_c_k_is_extremely_small():
     """Errata 9, at E = 64 and K = 6: 6e-3 at kappa = .9, 1e-14 at kappa = .5."""
     assert least_weight(Uniform(64), 6, kappa=0.9) == pytest.approx(6e-3, rel=0.05)
     assert least_weight(Uniform(64), 6, kappa=0.5) == pytest.approx(1.3e-14, rel=0.05)
 
 
 def test_no_shift_has_less_weight_than_c_k():
-    law, dice = Beta(np.linspace(2, 4, 5), 2), np.random.default_rng(0)
+    law, rng = Beta(np.linspace(2, 4, 5), 2), np.random.default_rng(0)
     least = least_weight(law, 2, kappa=0.4)
     for _ in range(200):
-        shift = dice.uniform(0, 0.6, 5) if dice.random() < 0.5 else 0.6 * dice.integers(0, 2, 5)
+        shift = rng.uniform(0, 0.6, 5) if rng.random() < 0.5 else 0.6 * rng.integers(0, 2, 5)
         weight = Expected(law, 2).boundary_weight(shift)
         assert weight[~np.eye(5, dtype=bool)].min() >= least * (1 - 1e-6)
 
@@ -120,7 +118,7 @@ def test_tolerance_is_kept():
         assert np.abs(rough.boundary_weight - exact.boundary_weight).max() <= tolerance
 
 
-def test_running_out_of_panels_is_told():
+def test_running_out_of_panels_is_reported():
     rough = Histogram(np.random.default_rng(0).integers(0, 9, (24, 60)), np.linspace(0, 1, 61))
     shift = np.random.default_rng(1).normal(size=24) * 0.1
     assert Expected(rough, 2, tolerance=1e-14).at(shift).error > 1e-12
@@ -128,14 +126,10 @@ def test_running_out_of_panels_is_told():
 
 
 def test_many_experts_keep_their_digits():
-    """E = 256, K = 8, everybody apart: probabilities add up, and the Laplacian agrees with a finer
-    grid.
-    """
-    dice = np.random.default_rng(0)
-    law, shift = (
-        Beta(dice.uniform(3, 8, 256), dice.uniform(3, 8, 256)),
-        dice.normal(size=256) * 0.05,
-    )
+    """E = 256, K = 8, all experts different: probabilities add up, and agree with a finer grid."""
+    rng = np.random.default_rng(0)
+    law = Beta(rng.uniform(3, 8, 256), rng.uniform(3, 8, 256))
+    shift = rng.normal(size=256) * 0.05
     point, finer = Expected(law, 8).at(shift), Expected(law, 8, tolerance=1e-14).at(shift)
     assert point.selection_probability.sum() == pytest.approx(8, abs=1e-9)
     assert np.abs(point.selection_probability - finer.selection_probability).max() < 1e-10

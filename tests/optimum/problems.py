@@ -4,9 +4,7 @@ import numpy as np
 
 
 def softmax_scores(tokens, experts, seed=0, dtype=np.float32, skew=0.7):
-    """Scores of a router that likes some experts more: softmax of Gaussian logits with a mean for
-    each expert.
-    """
+    """Scores of a router that prefers some experts: Gaussian logits, a mean per expert."""
     draw = np.random.default_rng(seed)
     logits = draw.normal(size=(tokens, experts)) + skew * draw.normal(size=experts)
     scores = np.exp(logits)
@@ -15,8 +13,8 @@ def softmax_scores(tokens, experts, seed=0, dtype=np.float32, skew=0.7):
 
 def allowed_target(draw, tokens, experts, top_k):
     """Loads that some assignment has: the loads of a random one, more or less lopsided."""
-    liked = draw.permutation(experts)[:top_k]
+    popular = draw.permutation(experts)[:top_k]
     rows = [
-        liked if draw.random() < 0.5 else draw.permutation(experts)[:top_k] for _ in range(tokens)
+        popular if draw.random() < 0.5 else draw.permutation(experts)[:top_k] for _ in range(tokens)
     ]
     return np.bincount(np.concatenate(rows), minlength=experts)

@@ -12,9 +12,8 @@ def test_the_optimal_shift_gives_up_nothing():
     scores = softmax_scores(2000, 8)
     optimum = equipoise.solve(scores, 2)
     evaluation = equipoise.evaluate(scores, 2, optimum.shift, optimum=optimum)
-    assert (
-        abs(evaluation.given_up) < 1e-3
-    )  # equals at the boundary go to the lowest index, not where they are needed
+    # equals at the boundary go to the lowest index, not where they are needed
+    assert abs(evaluation.given_up) < 1e-3
     assert evaluation.imbalance < 0.01
     assert abs(evaluation.dual_gap) <= 4 * optimum.rounding_bound
 

@@ -21,7 +21,7 @@ T, E, K = 3000, 16, 3
 RANDOM = np.random.default_rng(7)
 
 
-def loved_by_all():
+def preferred_by_all():
     scores = softmax_scores(T, E, dtype=np.float64)
     scores[:, 5] += 3
     return scores
@@ -34,7 +34,7 @@ HARD = {
     "ten kinds of token": RANDOM.random((10, E), np.float32)[RANDOM.integers(0, 10, T)],
     "a grid of 256 values": np.floor(RANDOM.random((T, E)) * 256).astype(np.float32) / 256,
     "a grid of 4 values": np.floor(RANDOM.random((T, E)) * 4).astype(np.float32) / 4,
-    "one expert loved by all": loved_by_all(),
+    "one expert preferred by all": preferred_by_all(),
     "float32 values an ulp apart": (1 + 1.2e-7 * RANDOM.integers(0, 3, (T, E))).astype(np.float32),
     "float32 values 1e-8 apart": (0.1 + 1e-8 * RANDOM.integers(0, 9, (T, E))).astype(np.float32),
     "huge": (softmax_scores(T, E) * 1e30).astype(np.float32),
@@ -267,7 +267,7 @@ def test_a_doctored_proof_is_caught(doctored, message):
         dataclasses.replace(solution, **doctored(solution, scores)).verify(scores)
 
 
-def test_progress_tells_what_is_done():
+def test_progress_says_what_is_done():
     lines = []
     equipoise.solve(softmax_scores(9000, E), K, progress=lines.append)
     assert any("sample" in line for line in lines)
@@ -275,9 +275,7 @@ def test_progress_tells_what_is_done():
 
 
 def test_torch_keeps_its_number_of_threads():
-    """In a new process: numba's threads start once, and it is their start that would tell OpenMP
-    another number.
-    """
+    """In a new process: numba's threads start once, and would change OpenMP's number."""
     script = """
 import numpy, torch, equipoise
 torch.set_num_threads(1)

@@ -10,7 +10,7 @@ from equipoise.trace import Trace, TraceWriter
 
 
 def scores(tokens=64, experts=4, skew=0.5, seed=0):
-    """Sigmoid scores of experts that are liked unequally."""
+    """Sigmoid scores of a gate that prefers some experts."""
     rng = np.random.default_rng(seed)
     return 1 / (1 + np.exp(-rng.normal(size=(tokens, experts)) - skew * rng.normal(size=experts)))
 
@@ -32,8 +32,8 @@ def step_where(run, wanted):
 
 
 def moved_wrongly(step):
-    """The step, and one token more that drops an expert it likes, with too few tokens, for one it
-    does not, with too many.
+    """The step, and one more token that moves the wrong way: from a preferred expert with too few
+    tokens to another with too many.
     """
     still = (step.after == step.before).all(1)
     most, least = np.argmin(step.sign), np.argmax(step.sign)
@@ -45,7 +45,7 @@ def moved_wrongly(step):
 
 
 def recorded(folder, rule_u=1e-3, steps=3, kind=np.float32, tokens=64, start=0.0):
-    """A trace as a training would write it: scores anew at every step, all kept, in float32."""
+    """A trace as a training would write it: new scores at every step, all kept, in float32."""
     experts = 4
     shift = np.full(experts, start, kind)
     with TraceWriter(folder, top_k=2, layers=2) as writer:

@@ -1,6 +1,4 @@
-"""Statements 12 to 15: held where they must, caught on doctored evidence, silent where a hypothesis
-fails.
-"""
+"""Statements 12 to 15: they hold, are caught on doctored evidence, or do not apply."""
 
 from dataclasses import replace
 

@@ -1,6 +1,4 @@
-"""Statements 1 to 6: held where they must, caught on doctored steps, silent where a hypothesis
-fails.
-"""
+"""Statements 1 to 6: they hold, are caught on doctored steps, or do not apply."""
 
 from dataclasses import replace
 

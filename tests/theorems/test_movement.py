@@ -132,10 +132,8 @@ def test_leaving_the_band_is_caught(width, calm):
     verdict = band.band_stability(replace(calm, path=LoopPath(calm.path.shifts, loads)), width)
     assert verdict.applies is False or verdict.holds is False
     loads = calm.path.loads.copy()
-    loads[-1, :2] += [
-        16,
-        -16,
-    ]  # at the end no later step is made from it, so every hypothesis still holds
+    # at the end no later step is made from it, so every hypothesis still holds
+    loads[-1, :2] += [16, -16]
     verdict = band.band_stability(replace(calm, path=LoopPath(calm.path.shifts, loads)), width)
     assert verdict.holds is False
 

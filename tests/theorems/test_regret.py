@@ -60,9 +60,7 @@ def test_hypotheses_are_asked_for(statement, journey):
 
 
 def test_regret_is_flat_in_the_tokens():
-    """Errata 10: about 4.6 at E = 8, K = 2, N = 400 for every T, while the paper's bound grows 73,
-    294, ...
-    """
+    """Errata 10: about 4.6 (E = 8, K = 2, N = 400) for every T; the paper's bound grows."""
     for tokens, papers in ((16, 73.4), (64, 293.6)):
         journey = run_descents(
             Expected(Uniform(8), 2, num_tokens=tokens), rounds=400, seeds=60, share=1.0

@@ -1,6 +1,4 @@
-"""The whole list: on the built-in problems, on trainings, on anything hypothesis makes up; and the
-command.
-"""
+"""The whole list: on built-in, recorded and random problems; and the command."""
 
 import json
 
@@ -54,9 +52,7 @@ def test_everything_applies_somewhere_and_holds(builtin):
 )
 @settings(max_examples=60, deadline=None)
 def test_nothing_is_refuted_by_any_problem(seed, tokens, experts, top_k, levels, rate, rule):
-    """Ties, loads that cannot be whole, K = E: statements may stay silent, but none that applies
-    may fail.
-    """
+    """Ties, fractional targets, K = E: statements may not apply, but none may fail."""
     scores = np.random.default_rng(seed).integers(1, levels, (tokens, experts)) / levels
     run = run_loop(FixedScores(scores, min(top_k, experts)), rule(rate), 25)
     for statement in all_statements():
@@ -104,7 +100,7 @@ def test_batches_are_spread_evenly(tmp_path):
 
 
 def damaged(folder):
-    """A training whose shift follows loads that nobody counted."""
+    """A training whose shift follows loads that are not those of its choices."""
     recorded(folder, rule_u=0.01, tokens=640)
     trace = Trace.open(folder)
     records = [trace.record(0, step) for step in trace.steps(0)]
@@ -119,7 +115,7 @@ def damaged(folder):
     return folder
 
 
-def test_the_command_tells_a_damaged_training(tmp_path, capsys):
+def test_the_command_finds_a_damaged_training(tmp_path, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["verify", str(damaged(tmp_path / "t")), "--json"])
     assert stopped.value.code == 1

@@ -75,10 +75,9 @@ def chosen_if_at(below: Floats, above: Floats, K: int) -> Floats:
 
 @njit(cache=True)
 def boundary_total(density: Floats, below: Floats, above: Floats, K: int) -> Floats:
-    """(n): sum over pairs k < l of density_k density_l P(exactly K - 1 of the others lie above v),
-    in O(E K).
+    """(n): sum over pairs k < l of density_k density_l P(exactly K - 1 others above v).
 
-    Grown with the number of densities taken so far, 0, 1 or 2, as a second index.
+    In O(E K): grown with the number of densities taken so far, 0, 1 or 2, as a second index.
     """
     E, n = below.shape
     result = np.empty(n)
@@ -101,9 +100,7 @@ def boundary_total(density: Floats, below: Floats, above: Floats, K: int) -> Flo
 def boundary_pairs(
     density: Floats, below: Floats, above: Floats, weights: Floats, K: int
 ) -> Floats:
-    """(E, E): sum over points of weight density_k density_l P(exactly K - 1 of the others lie above
-    v).
-    """
+    """(E, E): sum over points of weight density_k density_l P(exactly K - 1 others above v)."""
     E, n = below.shape
     pairs = np.zeros((E, E))
     for start in range(0, n, BLOCK):

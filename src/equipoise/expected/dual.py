@@ -83,9 +83,7 @@ class Expected:
         return self.at(shift).dual
 
     def convexity_modulus(self, shift: ArrayLike) -> float:
-        """T lambda_2: the curvature of f at p in its flattest direction with sum 0. 0 if K = E
-        (errata 4).
-        """
+        """T lambda_2: the curvature of f at p in its flattest zero-sum direction; 0 if K = E."""
         eigenvalues = np.linalg.eigvalsh(laplacian(self.at(shift).boundary_weight))
         return self.num_tokens * float(eigenvalues[1])
 
@@ -151,9 +149,7 @@ class AtShift:
 
     @property
     def error(self) -> float:
-        """What the quadrature estimates its error to be; above the tolerance if the panels ran out
-        before.
-        """
+        """The quadrature's own estimate; above the tolerance if it ran out of panels."""
         return self._adapted[1]
 
     @property
@@ -194,7 +190,7 @@ def least_weight(law: Law, top_k: int, kappa: float) -> float:
 
 
 def _newton_direction(weight: Floats, slope: Floats) -> Floats:
-    """-Laplacian^+ slope, with a little of the mean degree added where the graph is almost cut."""
+    """-Laplacian^+ slope, damped by a small multiple of the mean degree."""
     matrix = laplacian(weight)
     E = len(matrix)
     matrix += np.eye(E) * 1e-9 * max(np.trace(matrix) / E, 1e-9) + 1 / E

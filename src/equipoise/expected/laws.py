@@ -1,5 +1,4 @@
-"""Laws of scores: independent between experts, each with a bounded density on (0, 1) (the paper's
-sec. 5.2).
+"""Laws of scores (sec. 5.2): independent experts, each with a bounded density on (0, 1).
 
 A law answers for all E experts at once: `x` has shape (..., E), one column per expert, and so have
 the answers. `below` and `above` are the distribution function and its complement, each computed
@@ -182,16 +181,16 @@ class Histogram(Law):
         return cls(np.stack([np.histogram(column, edges)[0] for column in scores.T]), edges)
 
     def density(self, x: Floats) -> Floats:
-        bin, _ = self._place(x)
+        bin, _ = self._place_in_bin(x)
         inside = (x > self.edges[0]) & (x < self.edges[-1])
         return np.where(inside, self._height[self._experts, bin], 0.0)
 
     def below(self, x: Floats) -> Floats:
-        bin, into = self._place(x)
+        bin, into = self._place_in_bin(x)
         return self._below[self._experts, bin] + self._height[self._experts, bin] * into
 
     def above(self, x: Floats) -> Floats:
-        bin, into = self._place(x)
+        bin, into = self._place_in_bin(x)
         left = np.diff(self.edges)[bin] - into
         return self._above[self._experts, bin + 1] + self._height[self._experts, bin] * left
 
@@ -206,7 +205,7 @@ class Histogram(Law):
     def _experts(self) -> Ints:
         return np.arange(self.num_experts)
 
-    def _place(self, x: Floats) -> tuple[Ints, Floats]:
+    def _place_in_bin(self, x: Floats) -> tuple[Ints, Floats]:
         """The bin of x, and how far into it."""
         x = np.clip(x, self.edges[0], self.edges[-1])
         bin = np.clip(np.searchsorted(self.edges, x, side="right") - 1, 0, self.edges.size - 2)

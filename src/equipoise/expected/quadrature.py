@@ -109,9 +109,7 @@ def _joined_grid(grids: list[QuadratureGrid]) -> QuadratureGrid:
 
 
 def _first_edges(law: ShiftedLaw) -> Floats:
-    """Where panels meet at first: the corners, if there are not too many, from the first point that
-    matters.
-    """
+    """Where panels meet at first: the corners (if not too many) from where integrands matter."""
     corners = (law.law.corners + law.shift[:, None]).ravel()
     # scores lie in (0, 1)
     low, high = law.shift.min(), law.shift.max() + 1

@@ -1,6 +1,4 @@
-"""A check of a Solution's proof that shares nothing with how it was found: numpy, float64, from the
-scores alone.
-"""
+"""A check of a Solution's proof by numpy in float64, apart from how the solution was found."""
 
 from __future__ import annotations
 

@@ -61,6 +61,7 @@ def _join_heaps(moves: Moves, a: int, b: int) -> int:
 
 @exact_kernel
 def _push_move(moves: Moves, k: int, l: int, key: int, row: int) -> None:
+    """Add the move of this row's token to the arc k -> l."""
     new = moves.used[0]
     moves.used[0] += 1
     moves.key[new], moves.mover[new], moves.child[new], moves.sibling[new] = key, row, -1, -1
@@ -202,6 +203,7 @@ def _refresh_arc(moves: Moves, chosen: Array, row: int, source: int, sink: int) 
 
 @exact_kernel
 def _open_pool(cheapest: Array, k: int, accepted: Array, lower: Array, upper: Array) -> None:
+    """Arcs of expert k: to the pool below its ceiling, from the pool above its floor."""
     E = len(accepted)
     cheapest[k, E] = 0 if accepted[k] < upper[k] else UNREACHABLE
     cheapest[E, k] = 0 if accepted[k] > lower[k] else UNREACHABLE
@@ -303,7 +305,7 @@ def move_along_chains(
     accepted: (E,) the load each expert is to have, between lower and upper.
 
     Returns DONE; WIDER if `reach` was too short to continue; AGAIN if storage is full: call again,
-    and it is allocated anew.
+    and new storage is allocated.
     """
     E = scores.shape[1]
     given = SearchInput(scores, tokens, scale, shift.copy(), reach, lower, upper)

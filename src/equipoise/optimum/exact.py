@@ -58,8 +58,7 @@ def exact_state(
     reach: float,
     before: ExactState | None = None,
 ) -> ExactState:
-    """The exact state at the shift of this look, with the tokens up to `reach` from their boundary
-    one by one.
+    """The exact state at the look's shift, with tokens up to `reach` from their boundary apart.
 
     Tokens that `before`, at the same shift, has one by one keep what they have there.
     """
@@ -122,7 +121,7 @@ def finish_exactly(
     state = first
     reach = _first_reach(look.seen.margin, 64 * len(first.accepted) + 8 * state.total_excess)
     while state.total_excess:
-        if not _covers(region, look, reach):
+        if not _region_covers(region, look, reach):
             region = whole
             look = whole.look(look.shift)
             read += len(whole)
@@ -164,7 +163,7 @@ def _reach_in_units(reach: float, scale: float) -> int:
     return int(min(reach * scale, 2.0**60))
 
 
-def _covers(region: Region, look: Look, reach: float) -> bool:
+def _region_covers(region: Region, look: Look, reach: float) -> bool:
     """Whether every token with a margin up to the reach is among the region's."""
     if not np.isfinite(region.radius):
         return True

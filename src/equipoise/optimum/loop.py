@@ -15,7 +15,7 @@ max d - min d, the reach. So
 
 What remains are a few tokens, a prefix of them sorted by margin, with a few experts each, the
 contenders, for a few places. They are listed once for all reaches up to a horizon; beyond it, or
-when listing them anew pays, a new anchor is taken.
+when it costs less to list them again, a new anchor is taken.
 
 Ties go to the expert with the lowest index, in both. T tokens, E experts, K choices, N steps.
 """
@@ -136,7 +136,7 @@ def _prepare_loop(
 
 
 class _Anchor:
-    """Every token's choice under one shift, and who may change it within a horizon."""
+    """Every token's choice under one shift, and the experts that may change it within a horizon."""
 
     def __init__(self, scores: Floats, top_k: int, shift: Floats) -> None:
         self.scores, self.top_k = scores, top_k
@@ -212,9 +212,7 @@ def _largest_shifted(
 def _thresholds_and_loads(
     scores: Floats, shift: Floats, top_k: int, floor: Floats
 ) -> tuple[Floats, Ints]:
-    """(T, 2) every token's K-th and (K+1)-th shifted score (-inf where there is none), and the
-    loads (E).
-    """
+    """(T, 2) each token's K-th and (K+1)-th shifted score (-inf if there is none); loads (E)."""
     T, E = scores.shape
     edges, loads = np.full((T, 2), -np.inf), np.zeros(E, np.int64)
     kept = min(top_k + 1, E)

@@ -63,9 +63,7 @@ class Region:
         return len(self.tokens) or len(self.scores)
 
     def left(self, shift: Array) -> float:
-        """How far the shift may still go from here: every token with a margin up to that is in the
-        region.
-        """
+        """How far the shift may still go: tokens with a margin up to that are in the region."""
         return self.radius - float(np.ptp(shift - self.center))
 
     def holds(self, shift: Array) -> bool:
@@ -79,9 +77,7 @@ class Region:
         return Look(shift, loads, value, seen)
 
     def narrowed(self, look: Look, radius: float) -> tuple[Region, Look]:
-        """Only the tokens with a margin up to `radius` at a shift that was looked at, and the same
-        look at them.
-        """
+        """Only the tokens with a margin up to `radius` under the look's shift, and their look."""
         near = np.flatnonzero(look.seen.margin <= radius)
         if not len(near):
             # an empty list would mean all
@@ -172,7 +168,7 @@ def _trust_step(state: Descent, target: Array, gap: Array) -> None:
     """One trust-region step: accepted if the dual falls; the radius follows how well the model
     predicted the fall.
     """
-    laplacian, change, held_back = _newton_step(state.look.seen, gap, state.radius)
+    laplacian, change, held_back = _damped_newton_step(state.look.seen, gap, state.radius)
     shift = state.look.shift + change
     region = state.region if state.region.holds(shift) else state.whole
     after = region.look(shift)
@@ -191,7 +187,7 @@ def _trust_step(state: Descent, target: Array, gap: Array) -> None:
         state.radius = 2 * state.radius if held_back else smaller
 
 
-def _newton_step(seen: Boundary, gap: Array, radius: float) -> tuple[Any, Array, bool]:
+def _damped_newton_step(seen: Boundary, gap: Array, radius: float) -> tuple[Any, Array, bool]:
     """The Hessian, the step, and whether the radius held it back.
 
     The Hessian is counted on a tenth of the step's width, or on as many tokens as it needs.
@@ -225,19 +221,19 @@ def _step_within(laplacian: Any, gap: Array, radius: float) -> tuple[Array, bool
     """
     degree = laplacian.diagonal()
     # damping beyond which the step is short enough
-    plenty = 2 * float(np.ptp(gap)) / radius
-    change = _conjugate_gradients(laplacian, degree, gap, 1e-6 * degree.mean() or plenty)
+    most = 2 * float(np.ptp(gap)) / radius
+    change = _conjugate_gradients(laplacian, degree, gap, 1e-6 * degree.mean() or most)
     if np.ptp(change) <= radius:
         return change, False
-    little, damping = 1e-5 * plenty, 0.03 * plenty
+    least, damping = 1e-5 * most, 0.03 * most
     # the spread falls as damping grows; anything between half the radius and all of it will do
     for _ in range(12):
         change = _conjugate_gradients(laplacian, degree, gap, damping)
         spread = np.ptp(change)
         if radius / 2 <= spread <= radius:
             break
-        little, plenty = (damping, plenty) if spread > radius else (little, damping)
-        damping = float(np.sqrt(little * plenty))
+        least, most = (damping, most) if spread > radius else (least, damping)
+        damping = float(np.sqrt(least * most))
     return change * min(1.0, radius / float(np.ptp(change))), True
 
 

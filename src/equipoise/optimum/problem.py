@@ -1,4 +1,4 @@
-"""The program: who goes where, if every expert must get its share.
+"""The program: which tokens go to which experts, if every expert must get its share.
 
     max  sum_ik scores_ik x_ik      x in {0, 1}
          sum_k x_ik = K             each token takes K distinct experts
@@ -44,6 +44,13 @@ class Problem:
 
     @staticmethod
     def of(scores: Any, top_k: int, target: Any = None) -> Problem:
+        """Checks what is given, and names what is wrong with it.
+
+        Args:
+            scores: (T, E), numpy or a CPU tensor.
+            top_k: K.
+            target: (E,) loads; default T*K/E each.
+        """
         scores = readable_scores(scores)
         T, E = scores.shape
         top_k = _whole_top_k(top_k, E)
@@ -76,9 +83,7 @@ class Problem:
 
     @property
     def target(self) -> Array:
-        """The load wanted of every expert, (E,) float64; a fraction where floor and ceiling are
-        allowed.
-        """
+        """(E,) float64: the wanted loads; fractions where floor and ceiling are allowed."""
         free = self.upper - self.lower
         rest = self.num_tokens * self.top_k - int(self.lower.sum())
         return self.lower + free * (rest / max(1, int(free.sum())))
@@ -92,9 +97,7 @@ class Problem:
         return math.fsum(parts)
 
     def dual(self, shift: Array) -> float:
-        """The reduced dual at this shift, in float64: never below the value of an allowed
-        assignment.
-        """
+        """The reduced dual at this shift, in float64; at least the value of any allowed assignment."""
         shift = np.asarray(shift, np.float64)
         parts = []
         for (rows,) in _row_blocks(self.scores):
@@ -105,9 +108,7 @@ class Problem:
         return math.fsum([*parts, *self.price(shift)])
 
     def price(self, shift: Array) -> Array:
-        """What the targets take off the dual, for each expert: -target_k p_k, or its form for floor
-        and ceiling.
-        """
+        """(E,) what the targets take off the dual: -target_k p_k, or max over floor and ceiling."""
         return np.maximum(-self.lower * shift, -self.upper * shift)
 
     def rounding_bound(self, shift: Array) -> float:
@@ -122,9 +123,7 @@ class Problem:
 
 
 def readable_scores(scores: Any) -> Array:
-    """A contiguous float32 or float64 array in native order; a CPU tensor or a memory map is read
-    where it is.
-    """
+    """Contiguous, native float32 or float64; a CPU tensor or a memory map is not copied."""
     array = to_numpy(scores, "scores")
     if array.ndim != 2 or 0 in array.shape:
         raise ValueError(
@@ -169,6 +168,7 @@ def to_numpy(values: Any, name: str) -> Array:
 
 
 def readable_shift(shift: Any, num_experts: int) -> Array:
+    """(E,) float64, finite; else an error that says what is wrong."""
     shift = to_numpy(shift, "shift")
     if shift.shape != (num_experts,):
         raise ValueError(
@@ -241,8 +241,6 @@ def _load_bounds(target: Any, T: int, E: int, top_k: int) -> tuple[Array, Array]
 
 
 def _row_blocks(*arrays: Array, tokens: int = 16384) -> Any:
-    """The arrays' rows, 16,384 tokens at a time: enough for numpy to be fast, few enough for
-    memory.
-    """
+    """The arrays' rows, 16,384 tokens at a time: fast in numpy, and little memory."""
     for start in range(0, len(arrays[0]), tokens):
         yield tuple(array[start : start + tokens] for array in arrays)

@@ -68,9 +68,7 @@ class Solution:
 
     @property
     def rounded_target(self) -> bool:
-        """Whether a target was no whole number, so that loads are its floor or ceiling, whichever
-        is best.
-        """
+        """Whether a target was no whole number, so that loads are its floor or its ceiling."""
         return bool((self.lower != self.upper).any())
 
     def verify(self, scores: Any) -> None:
@@ -89,7 +87,7 @@ def solve(
     """Assign tokens to experts, K each, with given loads and the greatest sum of scores.
 
     Args:
-        scores: (T, E) float32 or float64, numpy or a CPU tensor. Read where it lies if contiguous,
+        scores: (T, E) float32 or float64, numpy or a CPU tensor. Read in place if contiguous,
             else copied.
         top_k: experts of a token.
         target: (E,) loads; default T*K/E each. Where not whole, the load is the floor or the
@@ -145,8 +143,8 @@ class _Search:
             # every expert takes every token: nothing to choose
             shift = np.zeros(problem.num_experts)
             return choice_under(problem.scores, shift, problem.top_k), shift
-        shift, radius = self._start(start)
-        state = self._exactly(EVERY_TOKEN, shift, radius)
+        shift, radius = self._find_start(start)
+        state = self._solve_exactly(EVERY_TOKEN, shift, radius)
         self.progress("writing down the assignment")
         shift = state.float_shift
         self.read += problem.num_tokens
@@ -154,7 +152,7 @@ class _Search:
         write_choices(problem.scores, state.tokens, self.scale, state.shift, state.chosen, experts)
         return experts, shift - shift.mean() if problem.whole else shift
 
-    def _start(self, given: Array | None) -> tuple[Array, float | None]:
+    def _find_start(self, given: Array | None) -> tuple[Array, float | None]:
         """A shift to start from, and how far to trust Newton there: the given one if it does well,
         else by samples.
         """
@@ -169,7 +167,7 @@ class _Search:
             if given is not None and self._does_well(shift, tokens):
                 break
             self.progress(f"a sample of {size:,} tokens")
-            shift, radius = self._roughly(tokens, shift, radius)
+            shift, radius = self._solve_roughly(tokens, shift, radius)
         return shift, radius
 
     def _does_well(self, shift: Array, tokens: Array) -> bool:
@@ -178,26 +176,27 @@ class _Search:
         """
         seen = boundary_under(self.problem.scores, shift, self.problem.top_k, tokens)
         self.read += len(tokens)
-        target = self._target(tokens)
+        target = self._share_of_target(tokens)
         chance = np.sqrt(2 / np.pi * np.maximum(target, 1))
         return bool(np.abs(seen.loads - target).mean() < 2 * chance.mean())
 
-    def _target(self, tokens: Array) -> Array:
+    def _share_of_target(self, tokens: Array) -> Array:
+        """(E,) the loads that these tokens should make; EVERY_TOKEN makes all of them."""
         share = len(tokens) / self.problem.num_tokens if len(tokens) else 1.0
         return self.problem.target * share
 
-    def _roughly(
+    def _solve_roughly(
         self, tokens: Array, shift: Array, radius: float | None
     ) -> tuple[Array, float | None]:
         """Newton on a sample; where ties stop it, the sample's exact optimum."""
-        descent = self._newton(tokens, shift, radius)
+        descent = self._run_newton(tokens, shift, radius)
         if descent.close:
             return descent.look.shift, descent.radius
-        return self._exactly(tokens, shift, radius, descent).float_shift, None
+        return self._solve_exactly(tokens, shift, radius, descent).float_shift, None
 
-    def _newton(self, tokens: Array, shift: Array, radius: float | None) -> Descent:
+    def _run_newton(self, tokens: Array, shift: Array, radius: float | None) -> Descent:
         whole = Region.whole(self.problem.scores, self.problem.top_k, self.problem.largest, tokens)
-        target = self._target(tokens)
+        target = self._share_of_target(tokens)
         # a sample's own noise is twice that
         chance = 0.2 * np.sqrt(target).sum() if len(tokens) else 0.0
         excess = max(2.0 * self.problem.num_experts, float(chance))
@@ -205,19 +204,17 @@ class _Search:
         self.read += descent.read
         return descent
 
-    def _exactly(
+    def _solve_exactly(
         self, tokens: Array, shift: Array, radius: float | None, descent: Descent | None = None
     ) -> ExactState:
-        """The optimum of these tokens: from where Newton came to, or from where it began if that
-        was better.
-        """
+        """The optimum of these tokens, from Newton's last shift, or from its first if better."""
         self.progress(f"Newton on {len(tokens) or self.problem.num_tokens:,} tokens")
-        descent = descent or self._newton(tokens, shift, radius)
+        descent = descent or self._run_newton(tokens, shift, radius)
         bounds = (self.problem.lower, self.problem.upper)
         if len(tokens):
             bounds = (
-                np.floor(self._target(tokens)).astype(np.int64),
-                np.ceil(self._target(tokens)).astype(np.int64),
+                np.floor(self._share_of_target(tokens)).astype(np.int64),
+                np.ceil(self._share_of_target(tokens)).astype(np.int64),
             )
         region, look = descent.region, descent.look
         state = exact_state(region, look, self.scale, bounds, 0.0)

@@ -28,10 +28,8 @@ _L1_BYTES = 16384
 """of a block of scores: the nearest cache must also hold the column of best values"""
 
 
-def _instruction(name: str) -> Any:
-    """LLVM's min or max of two numbers that are not NaN. Python's would compile to a branch, or a
-    masked store.
-    """
+def _llvm_instruction(name: str) -> Any:
+    """LLVM's min or max of two numbers, neither NaN. Python's would compile to a branch."""
 
     @intrinsic
     def call(typing_context: Any, a: Any, b: Any) -> Any:
@@ -47,8 +45,8 @@ def _instruction(name: str) -> Any:
     return call
 
 
-_larger = _instruction("llvm.maxnum")
-_smaller = _instruction("llvm.minnum")
+_larger = _llvm_instruction("llvm.maxnum")
+_smaller = _llvm_instruction("llvm.minnum")
 
 _block_kernel = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"nnan", "nsz"})
 
@@ -89,6 +87,7 @@ def _best_values(block: Array, best: Array, sinking: Array) -> None:
 
 @_block_kernel
 def _count_hits(block: Array, threshold: Array, count: int, hits: Array) -> None:
+    """hits[k, j] += whether expert k reaches the threshold of the j-th token."""
     for k in range(hits.shape[0]):
         for j in range(count):
             hits[k, j] += block[k, j] >= threshold[j]
@@ -106,7 +105,7 @@ def _find_value(block: Array, value: Array, first: bool, place: Array) -> None:
 
 
 @_block_kernel
-def _untie(block: Array, j: int, top_k: int, value: float, hits: Array) -> tuple[int, int]:
+def _break_tie(block: Array, j: int, top_k: int, value: float, hits: Array) -> tuple[int, int]:
     """Where K-th and (K+1)-th are equal, the lowest experts are chosen. Returns the last chosen and
     the first left out.
     """
@@ -142,9 +141,7 @@ def _boundary_part(
     runner_up: Array,
     margin: Array,
 ) -> None:
-    """Loads and value of the tokens start..stop; and, unless `margin` is empty, each token's
-    boundary.
-    """
+    """Loads and value of tokens start..stop; and their boundary, unless `margin` is empty."""
     E = scores.shape[1]
     block = np.full(((E + 3) // 4 * 4, lanes), -np.inf, scores.dtype)
     best = np.empty((min(top_k + 1, E), lanes), scores.dtype)
@@ -166,7 +163,7 @@ def _boundary_part(
             _find_value(block, best[top_k], True, first_out)
         for j in range(count):
             if best[top_k - 1, j] == best[top_k, j]:
-                last[j], first_out[j] = _untie(block, j, top_k, best[top_k, j], hits)
+                last[j], first_out[j] = _break_tie(block, j, top_k, best[top_k, j], hits)
         if margin.size:
             for j in range(count):
                 kth[begin + j] = last[j]
@@ -197,11 +194,11 @@ def _choice_part(
         _lay_out(scores, shift, tokens, begin, count, block)
         _best_values(block, best, sinking)
         for j in range(count):
-            _collect(block, j, best[top_k - 1, j], experts[begin + j])
+            _collect_choice(block, j, best[top_k - 1, j], experts[begin + j])
 
 
 @_block_kernel
-def _collect(block: Array, j: int, threshold: float, chosen: Array) -> None:
+def _collect_choice(block: Array, j: int, threshold: float, chosen: Array) -> None:
     """The experts above the threshold, best first; then those equal to it, by index."""
     E = block.shape[0]
     held = 0
@@ -253,7 +250,7 @@ def boundary_under(
     return Boundary(loads, value, kth, runner_up, margin)
 
 
-def loads_under(scores: Array, shift: Array, top_k: int) -> Array:
+def count_loads(scores: Array, shift: Array, top_k: int) -> Array:
     """How many tokens choose each expert: (E,) int64. The cheapest pass there is. Needs K < E."""
     nothing = np.empty(0, np.int32)
     no_margin = np.empty(0, scores.dtype)
@@ -264,7 +261,7 @@ def choice_under(scores: Array, shift: Array, top_k: int, tokens: Array = EVERY_
     """The experts of each token, best first: (n, K) int64."""
     experts = np.empty((len(tokens) or len(scores), top_k), np.int64)
     shift = shift.astype(scores.dtype)
-    lanes = _lanes(scores)
+    lanes = _block_lanes(scores)
     run_in_parts(
         len(experts), lambda a, b: _choice_part(scores, shift, tokens, a, b, top_k, lanes, experts)
     )
@@ -282,7 +279,7 @@ def _loads_and_value(
 ) -> tuple[Array, float]:
     n, E = len(tokens) or len(scores), scores.shape[1]
     shift = shift.astype(scores.dtype)
-    lanes = _lanes(scores)
+    lanes = _block_lanes(scores)
     loads: list[Array] = []
     values: list[Array] = []
 
@@ -298,6 +295,6 @@ def _loads_and_value(
     return np.asarray(np.sum(loads, axis=0, dtype=np.int64)), float(np.sum(values))
 
 
-def _lanes(scores: Array) -> int:
+def _block_lanes(scores: Array) -> int:
     """Tokens in a block: a multiple of 16, so many that the block stays in the nearest cache."""
     return max(16, min(64, _L1_BYTES // (scores.shape[1] * scores.itemsize) // 16 * 16))

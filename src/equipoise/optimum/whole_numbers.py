@@ -89,9 +89,7 @@ def choose_by_need(
 def write_choices(
     scores: Array, tokens: Array, scale: float, shift: Array, chosen: Array, experts: Array
 ) -> None:
-    """Each token's chosen experts into its row of `experts`, by falling shifted score, equals by
-    index.
-    """
+    """Each token's experts into its row of `experts`: by falling shifted score, then index."""
     for row in range(len(tokens)):
         mine = scores[tokens[row]]
         held = experts[tokens[row]]

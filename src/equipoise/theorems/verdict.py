@@ -103,9 +103,7 @@ def _with_layer(note: str, piece: Evidence) -> str:
 
 
 def _commonest_reasons(unmet: list[str]) -> str:
-    """The two commonest reasons, one example each. Texts that differ only in their numbers are one
-    reason.
-    """
+    """The two commonest reasons. Texts that differ only in their numbers count as one."""
     examples = {re.sub(r"[\d.e+-]+", "#", text): text for text in reversed(unmet)}
     common = Counter(re.sub(r"[\d.e+-]+", "#", text) for text in unmet).most_common(2)
     return "; ".join(examples[kind] for kind, _ in common)

@@ -64,9 +64,7 @@ def _trace_sources(trace: Trace, batches: int) -> dict[Setting, Any]:
 
 
 def whole_records(trace: Trace, most: int) -> list[tuple[str, Record]]:
-    """The batches kept whole, over all layers, thinned evenly to at most `most`, with their layers'
-    names.
-    """
+    """(layer, batch) of the batches kept whole, thinned evenly to at most `most`."""
     if most < 1:
         raise ValueError(f"batches must be at least 1, not {most}")
     places = [

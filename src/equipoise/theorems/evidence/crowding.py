@@ -47,8 +47,7 @@ def sorted_gaps(scores: Floats) -> Iterator[Floats]:
 
 
 def near_threshold(step: UpdateStep, reach: float) -> Ints:
-    """B_k(p): the tokens whose shifted score for expert k lies within `reach` of their K/(K+1)
-    threshold.
+    """B_k(p): tokens whose shifted score for k is within `reach` of their K/(K+1) threshold.
 
     A chosen expert is compared with the best one left out, an expert left out with the worst one
     chosen: that far something must move before the token's choice of k can change.

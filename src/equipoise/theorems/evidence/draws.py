@@ -1,5 +1,4 @@
-"""Evidence for the stochastic statements: batches drawn at one shift, beside the law they were
-drawn from.
+"""Evidence for the stochastic statements: batches drawn at one shift, beside their law.
 
 From a law, batches are drawn here. From a trace, a batch kept whole is cut into sub-batches, and
 the law is the histogram of its own scores, expert by expert. That is the paper's model only if
@@ -62,9 +61,7 @@ def draw_batches(expected: Expected, shift: Floats, batches: int, seed: int) -> 
 
 
 def draws_of(source: DrawnSource) -> Iterator[Draws]:
-    """The draws in a source: of a trace, one for each batch kept whole; of a law, 400 batches at
-    p = 0.
-    """
+    """The draws in a source: a trace's whole batches; of a law, 400 batches at p = 0."""
     if isinstance(source, Draws):
         yield source
     elif isinstance(source, Expected):

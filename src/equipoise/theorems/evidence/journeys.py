@@ -80,8 +80,7 @@ def run_descents(
     kappa: float = 0.1,
     seed: int = 0,
 ) -> Journey:
-    """The experiment: `seeds` descents of `rounds` steps 1/(mu n), mu = share * modulus at p*, all
-    from p = 0.
+    """The experiment: `seeds` descents from p = 0 by 1/(mu n), mu = share * modulus at p*.
 
     Example:
         >>> from equipoise.expected.laws import Uniform

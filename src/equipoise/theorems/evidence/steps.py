@@ -18,9 +18,7 @@ from equipoise.optimum.loop import choose_top_k
 
 
 def lagrangian(scores: Floats, shift: Floats, choice: Bools, target: Floats) -> float:
-    """L(x, p) = sum (gamma + p) x - sum L p (eq. 9), summed as gamma x + p (A - L), where less
-    cancels.
-    """
+    """L(x, p) (eq. 9), summed as gamma x + p (A - L), where less cancels."""
     return float(scores[choice].sum() + shift @ (choice.sum(0) - target))
 
 

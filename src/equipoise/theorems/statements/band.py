@@ -78,8 +78,7 @@ def band_stability(run: FixedScoresRun, width: BandWidth) -> Slack:
 
 @statement_variants(11, "band entry", WIDTHS, evidence=RUNS, meaning="steps to spare")
 def band_entry(run: FixedScoresRun, width: BandWidth) -> Slack:
-    """11. Every load enters the band within (E - 1)(ceil(R / 2u) + 1) steps, and none leaves it
-    again.
+    """11. All loads enter the band within (E - 1)(ceil(R / 2u) + 1) steps, and stay.
 
     R is the range of the scores plus the diameter of the first shift (errata 7). The margin is the
     bound less the step by which the last expert had entered.

@@ -44,7 +44,7 @@ def switching_benefit(step: UpdateStep) -> float:
     paired.
     """
     require_no_ties(step)
-    added, removed = _swapped(step)
+    added, removed = _entering_and_exiting(step)
     unpaired = np.abs(added.sum(1) - removed.sum(1)).max(initial=0)
     if unpaired:
         return -float(unpaired)
@@ -70,7 +70,7 @@ def pairwise_bounds(step: UpdateStep) -> float:
     require_no_ties(step)
     rows = step.changed
     require_hypothesis(rows.size > 0, "no token changed its choice")
-    added, removed = _swapped(step)
+    added, removed = _entering_and_exiting(step)
     old, new = step.shifted[rows], step.shifted_after[rows]
     unsigned = new - u * step.sign
     slacks = (
@@ -118,14 +118,13 @@ def assignment_changes(step: UpdateStep) -> float:
     rows = step.changed
     require_hypothesis(rows.size > 0, "no token changed its choice")
     sign = np.broadcast_to(step.sign, (rows.size, step.sign.size))
-    added, removed = _swapped(step)
+    added, removed = _entering_and_exiting(step)
     return float((_least_where(sign, added) - _most_where(sign, removed)).min() - 1)
 
 
 @statement(6, "monotonicity", evidence=STEPS, meaning="least slack, in score")
 def monotonicity(step: UpdateStep) -> float:
-    """6. If no expert changes between over-, under- and exactly loaded, the Lagrangian does not
-    grow.
+    """6. If no expert changes sides (over, under, exact), the Lagrangian does not grow.
 
     Checked in the sharper forms of errata 8: change <= -2u max(over, under) for integer L, and
     change <= -u sum |A' - L|. The margin is the least slack. Loads near balance cross L at almost
@@ -159,7 +158,7 @@ def sandwich(step: UpdateStep) -> float:
     return float(min(step.change - low, high - step.change) + step.tolerance)
 
 
-def _swapped(step: UpdateStep) -> tuple[Bools, Bools]:
+def _entering_and_exiting(step: UpdateStep) -> tuple[Bools, Bools]:
     """Of the changed tokens: which experts entered, and which left."""
     before, after = step.before[step.changed], step.after[step.changed]
     return after & ~before, before & ~after

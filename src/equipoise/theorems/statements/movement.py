@@ -1,5 +1,4 @@
-"""Statements 7 and 8: tokens that switch alike are alike, so few move at once. Statement 10:
-dominance.
+"""Statements 7, 8, 10: tokens that switch alike are alike, so few move at once; dominance.
 
 The paper's form of 8 needs u < u-bar, which no float32 training has. Two others are checked beside
 it (errata 7): M(u), and B_k(p), which needs no hypothesis on u at all and is the only one whose
@@ -31,8 +30,7 @@ from equipoise.theorems.verdict import Slack, require_hypothesis
     meaning="2u less the widest spread, in score",
 )
 def like_gaps(step: UpdateStep) -> float:
-    """7. Two tokens that drop the same expert for the same other have score gaps less than 2u
-    apart.
+    """7. Two tokens that make the same swap have score gaps less than 2u apart.
 
     The margin is 2u less the widest spread, in score.
     """
@@ -55,7 +53,9 @@ def unique_movements(step: UpdateStep) -> float:
     a load.
     """
     require_below_u_bar(step)
-    return float(min(1 - _most_in_one_swap(step), len(step.target) - 1 - _most_changed(step)))
+    return float(
+        min(1 - _most_in_one_swap(step), len(step.target) - 1 - _largest_load_change(step))
+    )
 
 
 @statement(8, "movements, M(u)", evidence=STEPS, meaning="tokens")
@@ -68,17 +68,16 @@ def crowded_movements(step: UpdateStep) -> Slack:
     u = deepseek_rate(step)
     allowed = most_in_a_window(step.scores, 2 * u + 2 * step.tiny)
     bound = (len(step.target) - 1) * allowed
-    slack = min(allowed - _most_in_one_swap(step), bound - _most_changed(step))
+    slack = min(allowed - _most_in_one_swap(step), bound - _largest_load_change(step))
     return Slack(float(slack), f"M = {allowed}: {_in_loads(bound, step)}")
 
 
 @statement(8, "movements, B_k(p)", evidence=STEPS, meaning="tokens")
 def bounded_movements(step: UpdateStep) -> Slack:
-    """8 with B_k(p), the tokens within 2u of their threshold: |change of A_k| <= B_k(p). Ties
-    allowed.
+    """8 with B_k(p), tokens within 2u of their threshold: |change of A_k| <= B_k(p).
 
-    The margin is the least slack over experts, in tokens: how many more would have had to be near
-    the boundary.
+    Ties allowed. The margin is the least slack over experts, in tokens: how many more would have
+    had to be near the boundary.
     """
     u = deepseek_rate(step)
     bounds = near_threshold(step, 2 * u + 2 * step.tiny)
@@ -100,7 +99,7 @@ def _most_in_one_swap(step: UpdateStep) -> int:
     return max((len(tokens) for tokens in tokens_by_swap(step).values()), default=0)
 
 
-def _most_changed(step: UpdateStep) -> int:
+def _largest_load_change(step: UpdateStep) -> int:
     return int(np.abs(step.loads_after - step.loads).max())
 
 
@@ -115,8 +114,7 @@ def _in_loads(bound: int, step: UpdateStep) -> str:
     meaning="least difference of loads, in tokens",
 )
 def dominance(step: UpdateStep) -> float:
-    """10. If every token scores expert k above l (shifted), then k is chosen wherever l is, and
-    A_k >= A_l.
+    """10. If every token scores k above l (shifted), k is chosen wherever l is: A_k >= A_l.
 
     The margin is the least A_k - A_l over such pairs, in tokens. It applies where a shift has gone
     too far.
