@@ -1,6 +1,7 @@
 """Files that are there whole or not at all."""
 
 import os
+import time
 
 import pytest
 
@@ -93,3 +94,11 @@ def test_leftovers_are_cleared(tmp_path):
     assert names(tmp_path) == [unfinished.name]
     remove_unfinished(tmp_path)
     assert names(tmp_path) == []
+
+
+def test_young_leftovers_may_be_somebodys(tmp_path):
+    for name, age in ((".unfinished-old", 7200), (".unfinished-young", 60), ("finished", 7200)):
+        (tmp_path / name).write_text("")
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    remove_unfinished(tmp_path, older_than=3600)
+    assert names(tmp_path) == [".unfinished-young", "finished"]

@@ -8,9 +8,7 @@ work in the same folder.
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from equipoise.arena.cells import CELL_FORMAT, Cell
 from equipoise.arena.reference import StreamReference, reference_for
 from equipoise.arena.streams.stream import Stream
 from equipoise.results.arena import ARENA_MANIFEST, ArenaManifest, CellResult, load_cell
-from equipoise.storage.atomic import UNFINISHED, write_json
+from equipoise.storage.atomic import remove_unfinished, write_json
 from equipoise.storage.json_files import JsonObject, read_json_object
 
 ABANDONED = 3600.0
@@ -34,7 +32,8 @@ class ArenaFolder:
     def enter(self, cells: Sequence[Cell]) -> None:
         """Make the folder, and note which cells are asked for: what a report is about."""
         self.path.mkdir(parents=True, exist_ok=True)
-        self._remove_abandoned()
+        # younger files may be those of another contest, which works in the same folder
+        remove_unfinished(self.path, older_than=ABANDONED)
         asked: ArenaManifest = {"cells": [self.cell_path(cell).name for cell in cells]}
         if _read_if_whole(self.path / ARENA_MANIFEST) != asked:
             write_json(self.path / ARENA_MANIFEST, asked)
@@ -67,15 +66,6 @@ class ArenaFolder:
         made = reference_for(stream)
         write_json(path, asdict(made))
         return made
-
-    def _remove_abandoned(self) -> None:
-        """What a killed process left behind. Younger files may be those of another contest, which
-        works in the same folder.
-        """
-        for left in self.path.glob(f"{UNFINISHED}*"):
-            with suppress(FileNotFoundError):
-                if time.time() - left.stat().st_mtime > ABANDONED:
-                    left.unlink()
 
 
 def _safe_name(name: str) -> str:

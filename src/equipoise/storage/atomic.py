@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,13 +104,25 @@ def sync_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Delete what a killed process left in `folder`. Nobody may be writing there."""
+def remove_unfinished(folder: Path, *, older_than: float = 0.0) -> None:
+    """Delete what killed processes left in `folder`: what was not changed for `older_than` seconds.
+    With 0 nobody may be writing there.
+    """
     for left in folder.glob(f"{UNFINISHED}*"):
+        if older_than and _age(left) <= older_than:
+            continue
         if left.is_dir():
             shutil.rmtree(left, ignore_errors=True)
         else:
             left.unlink(missing_ok=True)
+
+
+def _age(path: Path) -> float:
+    """Seconds since the last change; 0 if it is gone, because it was finished meanwhile."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _unfinished_path(path: Path) -> Path:

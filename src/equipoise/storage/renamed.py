@@ -10,18 +10,20 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
-Parameters = ParamSpec("Parameters")
-Returned = TypeVar("Returned")
+ArgumentTypes = ParamSpec("ArgumentTypes")
+ReturnType = TypeVar("ReturnType")
 
 
 def accept_old_argument(
     old: str, new: str
-) -> Callable[[Callable[Parameters, Returned]], Callable[Parameters, Returned]]:
+) -> Callable[[Callable[ArgumentTypes, ReturnType]], Callable[ArgumentTypes, ReturnType]]:
     """A decorator: the keyword argument `old` is passed on as `new`."""
 
-    def decorate(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
+    def decorate(
+        function: Callable[ArgumentTypes, ReturnType],
+    ) -> Callable[ArgumentTypes, ReturnType]:
         @functools.wraps(function)
-        def accepting(*arguments: Parameters.args, **named: Parameters.kwargs) -> Returned:
+        def accepting(*arguments: ArgumentTypes.args, **named: ArgumentTypes.kwargs) -> ReturnType:
             if old in named:
                 if new in named:
                     raise TypeError(f"{old} is now called {new}: give {new} alone")
