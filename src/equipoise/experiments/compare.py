@@ -5,7 +5,7 @@ results/
     manifest.json        the schemes with their u and the paper's figures, seeds, preset, and where each run is
     runs/aux-0/ ...      a training each (docs/training.md), with measured.json beside its result.json
     table.json           a row for each scheme: means over seeds, their spread, and each seed's values
-    rows.json            all that tables and page are drawn from, in one file (equipoise.results.comparison.rows_file)
+    rows.json            all that tables and page are drawn from, in one file
     failure.json         in a run's folder, if it failed
 
 Killed and started again it goes on; finished runs are neither trained nor measured again. Schemes
@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +28,20 @@ from equipoise.experiments.processes.locks import lock_folder
 from equipoise.experiments.schemes import SCHEMES, chosen, configure
 from equipoise.results.comparison.rows import comparison_results
 from equipoise.results.comparison.rows_file import (
+    COMPARISON_FORMAT,
+    COMPARISON_MANIFEST,
+    COMPARISON_TABLE,
     ROWS_FILE,
+    ComparisonManifest,
     gather_rows,
     write_rows,
 )
+from equipoise.results.run import is_finished, load_json
 from equipoise.storage.atomic import write_json
 from equipoise.storage.renamed import accept_old_argument
 from equipoise.training.config import preset as training_preset
 from equipoise.training.data.corpus import prepare
 
-FORMAT = "equipoise comparison"
 WHOLE_TRACE = 2**17
 """scores of a batch are kept whole, for the theorems, while they are no more numbers than this"""
 
@@ -52,7 +56,7 @@ def compare(
     workers: int | None = None,
     settled: bool = False,
     **changes: Any,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Train, measure, and return the table's rows. `changes` are settings of every training, such
     as steps or data.
 
@@ -76,7 +80,7 @@ def compare(
         for job in jobs:
             refuse_other_run(job)  # before the manifest says otherwise
         every = [*jobs, *earlier(folder, preset, jobs, changes)]
-        write_json(folder / "manifest.json", manifest(preset, every, folder))
+        write_json(folder / COMPARISON_MANIFEST, manifest(preset, every, folder))
         first = jobs[0].config
         prepare(
             first.data, vocab_size=first.model.vocab_size, tokenizer=first.tokenizer
@@ -86,7 +90,7 @@ def compare(
 
 
 def plan_runs(
-    folder: Path, preset: str, names: Sequence[str], seeds: int, changes: dict[str, Any]
+    folder: Path, preset: str, names: Sequence[str], seeds: int, changes: Mapping[str, Any]
 ) -> list[Job]:
     return [
         plan_run(folder, preset, scheme.name, seed, changes)
@@ -95,7 +99,7 @@ def plan_runs(
     ]
 
 
-def plan_run(folder: Path, preset: str, name: str, seed: int, changes: dict[str, Any]) -> Job:
+def plan_run(folder: Path, preset: str, name: str, seed: int, changes: Mapping[str, Any]) -> Job:
     [scheme] = chosen([name])
     settings = {
         **watching(preset, changes),
@@ -106,11 +110,13 @@ def plan_run(folder: Path, preset: str, name: str, seed: int, changes: dict[str,
     return Job(f"{name}-{seed}", configure(scheme, preset, **settings))
 
 
-def earlier(folder: Path, preset: str, jobs: Sequence[Job], changes: dict[str, Any]) -> list[Job]:
+def earlier(
+    folder: Path, preset: str, jobs: Sequence[Job], changes: Mapping[str, Any]
+) -> list[Job]:
     """Runs that the folder's manifest has beside these, if they have the same settings: they stay
     in the table.
     """
-    path = folder / "manifest.json"
+    path = folder / COMPARISON_MANIFEST
     known = json.loads(path.read_text(encoding="utf-8")).get("runs", {}) if path.exists() else {}
     names, found = {scheme.name for scheme in SCHEMES}, []
     for name in known.keys() - {job.name for job in jobs}:
@@ -125,7 +131,7 @@ def earlier(folder: Path, preset: str, jobs: Sequence[Job], changes: dict[str, A
     return found
 
 
-def watching(preset: str, changes: dict[str, Any]) -> dict[str, Any]:
+def watching(preset: str, changes: Mapping[str, Any]) -> Mapping[str, Any]:
     """What is recorded: histograms at eleven steps; loads at fifty or so, with all scores where
     they are few.
     """
@@ -140,7 +146,7 @@ def watching(preset: str, changes: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def manifest(preset: str, jobs: Sequence[Job], folder: Path) -> dict[str, Any]:
+def manifest(preset: str, jobs: Sequence[Job], folder: Path) -> ComparisonManifest:
     """In the order of the schemes, whatever was asked for first."""
     known, seeds = {job.name: job for job in jobs}, sorted({job.config.seed for job in jobs})
     names = {
@@ -148,7 +154,7 @@ def manifest(preset: str, jobs: Sequence[Job], folder: Path) -> dict[str, Any]:
         for scheme in SCHEMES
     }
     return {
-        "format": FORMAT,
+        "format": COMPARISON_FORMAT,
         "version": 1,
         "preset": preset,
         "steps": jobs[0].config.steps,
@@ -162,16 +168,16 @@ def manifest(preset: str, jobs: Sequence[Job], folder: Path) -> dict[str, Any]:
     }
 
 
-def table(folder: Path, *, settled: bool = False) -> list[dict[str, Any]]:
+def table(folder: Path, *, settled: bool = False) -> list[dict[str, object]]:
     """Measure what has finished; write and return a row for each scheme, with means over its seeds
     and what failed.
     """
-    about = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    about = load_json(folder / COMPARISON_MANIFEST)
     for path in about["runs"].values():
-        if (folder / path / "result.json").exists():
+        if is_finished(folder / path):
             measure(folder / path, settled=settled)
     kept = gather_rows(folder)
     rows = [row.to_json() for row in comparison_results(kept).rows]
     write_rows(kept, folder / ROWS_FILE)
-    write_json(folder / "table.json", rows)
+    write_json(folder / COMPARISON_TABLE, rows)
     return rows

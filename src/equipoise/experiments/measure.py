@@ -19,11 +19,10 @@ The theorems' verdicts on the run's trace are there too.
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -32,6 +31,16 @@ from torch import Tensor
 from equipoise.balancing import Dual
 from equipoise.balancing import settled as with_settled_shift
 from equipoise.optimum import evaluate
+from equipoise.results.run import (
+    MEASURED_FILE,
+    MEASURED_FORMAT,
+    Measured,
+    RunResult,
+    VerdictRow,
+    load_json,
+    load_measured,
+    load_result,
+)
 from equipoise.storage.atomic import write_json
 from equipoise.theorems import verify
 from equipoise.trace import Trace, is_trace
@@ -41,33 +50,29 @@ from equipoise.training.open_run import open_run
 from equipoise.training.scores import watch_scores
 from equipoise.training.trainer import Trainer
 
-FILE = "measured.json"
-FORMAT = 2
 BATCHES = 8
 """validation batches that are solved"""
 
 
-def measure(folder: Path, *, settled: bool = False) -> dict[str, Any]:
+def measure(folder: Path, *, settled: bool = False) -> Measured:
     """Measure a finished run, or read what was measured before; `settled` also under its settled
     shift.
     """
-    path = folder / FILE
-    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    known = found.get("format") == FORMAT
+    found = load_measured(folder)
+    known = found.get("format") == MEASURED_FORMAT
     if known and (not settled or "settled_loss" in found):
         return found
     trainer = open_finished(folder)
     measured = found if known else all_but_settled(folder, trainer)
     if settled:
-        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        measured = {**measured, **under_settled_shift(trainer, result)}
-    write_json(path, measured)
+        measured = {**measured, **under_settled_shift(trainer, load_result(folder))}
+    write_json(folder / MEASURED_FILE, measured)
     return measured
 
 
-def all_but_settled(folder: Path, trainer: Trainer) -> dict[str, Any]:
+def all_but_settled(folder: Path, trainer: Trainer) -> Measured:
     return {
-        "format": FORMAT,
+        "format": MEASURED_FORMAT,
         **against_optimum(trainer),
         **of_shifts(folder / "trace"),
         **of_scores(folder / "histograms", trainer.config.model.num_experts),
@@ -87,7 +92,7 @@ def open_finished(folder: Path) -> Trainer:
 
 
 @torch.no_grad()
-def against_optimum(trainer: Trainer) -> dict[str, Any]:
+def against_optimum(trainer: Trainer) -> Measured:
     """Means over validation batches and layers."""
     trainer.model.eval()
     rows: list[dict[str, float]] = []
@@ -99,10 +104,13 @@ def against_optimum(trainer: Trainer) -> dict[str, Any]:
             row, counted = _beside_optimum(seen.numpy(), trainer, name)
             rows.append(row)
             loads[name].append(counted)
+    means = {key: float(np.mean([row[key] for row in rows])) for key in rows[0]}
     return {
         "batches": len(rows) // len(loads),
         "devices": DEVICES,
-        **{key: float(np.mean([row[key] for row in rows])) for key in rows[0]},
+        "given_up": means["given_up"],
+        "dual_gap": means["dual_gap"],
+        "batch_imbalance": means["batch_imbalance"],
         "idle_share": _idle(loads),
     }
 
@@ -135,7 +143,7 @@ def _idle(loads: dict[str, list[np.ndarray]]) -> float | None:
     return device_idle_share(torch.from_numpy(forwards))
 
 
-def under_settled_shift(trainer: Trainer, result: dict[str, Any]) -> dict[str, float]:
+def under_settled_shift(trainer: Trainer, result: RunResult) -> Measured:
     """Validation loss and imbalance under the settled shift; the run's own where that is its last
     shift.
     """
@@ -147,7 +155,7 @@ def under_settled_shift(trainer: Trainer, result: dict[str, Any]) -> dict[str, f
     return {"settled_loss": found.loss, "settled_imbalance": float(np.mean(found.imbalance))}
 
 
-def of_shifts(trace: Path) -> dict[str, float]:
+def of_shifts(trace: Path) -> Measured:
     """The mean of the last shifts, and the largest max p - min p of any recorded step (the paper's
     figure 4).
     """
@@ -164,21 +172,18 @@ def of_shifts(trace: Path) -> dict[str, float]:
     }
 
 
-def of_scores(histograms: Path, num_experts: int) -> dict[str, float]:
+def of_scores(histograms: Path, num_experts: int) -> Measured:
     """E times the standard deviation of the scores in the first and last histogram (the paper's
     figure 3).
     """
     kept = sorted(histograms.glob("step-*.json"))
     if not kept:
         return {}
-    ends = {"score_spread_first": kept[0], "score_spread_last": kept[-1]}
-    return {
-        name: num_experts * _spread(json.loads(path.read_text(encoding="utf-8")))
-        for name, path in ends.items()
-    }
+    first, last = (num_experts * _score_spread(load_json(path)) for path in (kept[0], kept[-1]))
+    return {"score_spread_first": first, "score_spread_last": last}
 
 
-def _spread(step: dict[str, Any]) -> float:
+def _score_spread(step: Mapping[str, Any]) -> float:
     """Mean over layers, from bins of equal width."""
     found = []
     for layer in step["layers"].values():
@@ -189,7 +194,10 @@ def _spread(step: dict[str, Any]) -> float:
     return float(np.mean(found))
 
 
-def verdicts(folder: Path) -> list[dict[str, Any]]:
+def verdicts(folder: Path) -> list[VerdictRow]:
     if not is_trace(folder / "trace"):
         return []
-    return [verdict._asdict() for verdict in verify(Trace.open(folder / "trace"), batches=6)]
+    return [
+        cast(VerdictRow, verdict._asdict())
+        for verdict in verify(Trace.open(folder / "trace"), batches=6)
+    ]

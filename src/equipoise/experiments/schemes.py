@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from equipoise.results.comparison.rows_file import SchemeAbout
 from equipoise.storage.suggestions import did_you_mean
 from equipoise.training.config import Config, preset
 
@@ -39,7 +40,7 @@ class Scheme:
         """u for a preset: the one tuned for it, else the paper's."""
         return self.tuned.get(name, self.paper_update_rate)
 
-    def about(self, name: str) -> dict[str, Any]:
+    def about(self, name: str) -> SchemeAbout:
         """What a table says of the scheme in a comparison with this preset."""
         return {
             "name": self.name,

@@ -39,9 +39,9 @@ Figures = Mapping[str, OverSeeds]
 """a row's figures by the key of their column (equipoise.results.columns)"""
 
 
-def figures_to_json(figures: Figures) -> dict[str, Any]:
+def figures_to_json(figures: Figures) -> dict[str, float | None]:
     """Means and spreads as they stand in a row of table.json; `values` is beside them."""
-    found: dict[str, Any] = {}
+    found: dict[str, float | None] = {}
     for key, figure in figures.items():
         found |= {key: figure.mean, f"{key}_spread": figure.spread}
     return found

@@ -19,6 +19,8 @@ from typing import Any, Literal, NotRequired, TypedDict, cast
 
 RESULT_FILE = "result.json"
 MEASURED_FILE = "measured.json"
+MEASURED_FORMAT = 2
+"""raise it when the same run would give other figures than before"""
 METRICS_FILE = "metrics.jsonl"
 FAILURE_FILE = "failure.json"
 

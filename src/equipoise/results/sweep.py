@@ -51,6 +51,15 @@ class FailedTrial(TypedDict):
     error: str
 
 
+class SweepTableJson(TypedDict):
+    """table.json; SweepTable is the same with typed rows."""
+
+    best: list[dict[str, object]]
+    rows: list[dict[str, object]]
+    failed: list[FailedTrial]
+    unfinished: list[str]
+
+
 @dataclass(frozen=True)
 class SettingRow:
     """One setting: means over its seeds."""
@@ -81,7 +90,7 @@ class SettingRow:
         columns = [setting_column(key) for key in self.settings if key != "balancer"]
         return ", ".join(f"{each.name} {each.text(self.settings[each.key])}" for each in columns)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         ends = {} if self.at_the_end is None else {"at_the_end": self.at_the_end}
         return {
             "scheme": self.scheme,
@@ -136,7 +145,7 @@ class SweepTable:
     def seeds(self) -> int:
         return max((row.trials for row in self.rows), default=0)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> SweepTableJson:
         return {
             "best": [row.to_json() for row in self.best],
             "rows": [row.to_json() for row in self.rows],

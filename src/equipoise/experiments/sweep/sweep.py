@@ -33,6 +33,7 @@ from equipoise.results.sweep import (
     SWEEP_TABLE,
     SweepManifest,
     SweepTable,
+    SweepTableJson,
     TrialAbout,
     load_manifest,
 )
@@ -62,7 +63,7 @@ def sweep(
     processes_per_trial: int | None = None,
     retry_failed: bool = False,
     keep_checkpoints: bool = False,
-) -> dict[str, Any]:
+) -> SweepTableJson:
     """Train the whole grid, and return what table.json holds.
 
     Args:

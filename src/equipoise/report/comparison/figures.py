@@ -5,7 +5,7 @@ Histograms and heat maps show each scheme's first seed; lines are means over see
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape, unescape
 from typing import Any, Literal, TypedDict
 
@@ -184,7 +184,7 @@ def _chance_line(some: Sequence[SchemeRuns]) -> Line:
     return {"x": list(known), "y": list(known.values())}
 
 
-def _evaluations(rows: Sequence[dict[str, Any]], name: str) -> ByStep:
+def _evaluations(rows: Sequence[Mapping[str, Any]], name: str) -> ByStep:
     return {row["step"]: row.get(name) for row in rows}
 
 

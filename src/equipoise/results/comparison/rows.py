@@ -55,7 +55,7 @@ class SchemeRow:
         """By seed."""
         return self.figures.get(key, NOT_MEASURED).values
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """As it stands in table.json."""
         return {
             **self.about,

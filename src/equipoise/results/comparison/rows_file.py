@@ -46,7 +46,10 @@ from equipoise.storage.atomic import write_text
 
 ROWS_FORMAT, ROWS_VERSION = "equipoise comparison rows", 1
 ROWS_FILE = "rows.json"
+COMPARISON_FORMAT = "equipoise comparison"
+"""of its manifest"""
 COMPARISON_MANIFEST = "manifest.json"
+COMPARISON_TABLE = "table.json"
 EVALUATED_KEYS = ("loss", "imbalance", "max_violation", "imbalance_error", "floor", "sequences")
 
 
@@ -105,7 +108,7 @@ def load_kept(path: Path) -> KeptComparison:
     """From a rows.json, or from the folder of a comparison that has finished, or of a training."""
     if path.is_file():
         return read_rows(path)
-    if (path / COMPARISON_MANIFEST).exists() and not (path / "table.json").exists():
+    if (path / COMPARISON_MANIFEST).exists() and not (path / COMPARISON_TABLE).exists():
         raise ValueError(
             f"{path} is not finished: run the same `equipoise compare` again to continue"
         )
