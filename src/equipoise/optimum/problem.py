@@ -97,7 +97,7 @@ class Problem:
         return math.fsum(parts)
 
     def dual(self, shift: Array) -> float:
-        """The reduced dual at this shift, in float64; at least the value of any allowed assignment."""
+        """The reduced dual, in float64: at least the value of any allowed assignment."""
         shift = np.asarray(shift, np.float64)
         parts = []
         for (rows,) in _row_blocks(self.scores):
