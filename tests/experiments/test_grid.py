@@ -1,4 +1,4 @@
-"""Grids: the paper's arithmetic, values as the config has them, and mistakes told with what to do."""
+"""Grids: the paper's arithmetic, values as the config has them, and errors that say what to do."""
 
 import pytest
 

@@ -24,7 +24,7 @@ from equipoise.experiments.processes import attempt
 from equipoise.experiments.sweep import sweep
 from equipoise.experiments.sweep.grid import Grid
 attempt.training_command = lambda wanted, _: [{sys.executable!r}, {str(FAKE)!r}, str(wanted)]
-sweep.prepare = lambda *_, **__: None
+sweep.prepare_corpus = lambda *_, **__: None
 sweep.sweep(Grid("test", {{}}, [{{"seed": [60]}}]), "out")
 """
 
@@ -36,7 +36,7 @@ def faked(monkeypatch):
         "training_command",
         lambda wanted, processes: [sys.executable, str(FAKE), str(wanted)],
     )
-    monkeypatch.setattr("equipoise.experiments.sweep.sweep.prepare", lambda *_, **__: None)
+    monkeypatch.setattr("equipoise.experiments.sweep.sweep.prepare_corpus", lambda *_, **__: None)
 
 
 def grid(**axes):

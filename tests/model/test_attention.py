@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from equipoise.model.attention import Rotary, turn
+from equipoise.model.attention import Rotary, turn_pairs
 
 B, S, H, D = 2, 10, 3, 8
 
@@ -45,7 +45,7 @@ def test_only_distance_matters():
 def test_complex_and_plain_turns_agree():
     qkv, upstream, angles = random_qkv(), torch.randn(3, B, S, H, D), rotary()
     results = []
-    for heads in (angles(qkv), turn(qkv, angles.cos[:S], angles.sin[:S])):
+    for heads in (angles(qkv), turn_pairs(qkv, angles.cos[:S], angles.sin[:S])):
         (grad,) = torch.autograd.grad(
             [(up * each).sum() for up, each in zip(upstream, heads, strict=True)], qkv
         )

@@ -16,8 +16,8 @@ def problem(T=37, D=8, V=50, dtype=torch.float32):
 
 @pytest.mark.parametrize("logits", [1, 50 * 10, 50 * 37, 10**6])
 def test_slices_add_up(monkeypatch, logits):
-    monkeypatch.setattr(loss, "LOGITS", logits)
-    monkeypatch.setattr(loss, "ROWS", 1)
+    monkeypatch.setattr(loss, "SLICE_LOGITS", logits)
+    monkeypatch.setattr(loss, "MIN_SLICE_ROWS", 1)
     hidden, weight, targets = problem()
     value = linear_cross_entropy(hidden, weight, targets)
     expected = reference_cross_entropy(hidden, weight, targets)

@@ -71,5 +71,5 @@ def our_state(model):
 
 
 def neighbours(weight, head_size):
-    """Rotary positions turn rows j and j + d/2 of a head in transformers, and neighbours in ours."""
+    """Rotary positions turn rows j and j + d/2 of a head in transformers, neighbours in ours."""
     return weight.view(-1, 2, head_size // 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)

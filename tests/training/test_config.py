@@ -8,18 +8,18 @@ import equipoise
 from equipoise.cli.train import parse_config
 from equipoise.model import MODELS
 from equipoise.training import preset
-from equipoise.training.config import PRESETS, read, write_yaml
+from equipoise.training.config import TRAINING_PRESETS, read_config, write_yaml
 from equipoise.training.schedule import learning_rate
 from equipoise.training.settings import differences
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", TRAINING_PRESETS)
 def test_files_say_everything(name, tmp_path):
     config = preset(
         name, balancer="aux", balancer_options={"scope": "sequence"}, histogram_steps=(1, 5)
     )
     (tmp_path / "a.yaml").write_text(write_yaml(config))
-    assert read(tmp_path / "a.yaml") == config
+    assert read_config(tmp_path / "a.yaml") == config
     assert config.model == MODELS[name]
 
 
@@ -27,7 +27,7 @@ def test_files_change_a_preset(tmp_path):
     (tmp_path / "a.yaml").write_text(
         "preset: small\nlearning_rate: 1e-4\nmodel:\n  num_experts: 8\n"
     )
-    config = read(tmp_path / "a.yaml")
+    config = read_config(tmp_path / "a.yaml")
     assert config == preset("small", learning_rate=1e-4, model={"num_experts": 8})
     assert config.model.hidden_size == MODELS["small"].hidden_size
 
@@ -108,7 +108,7 @@ def test_files_that_are_no_configs_are_told(tmp_path, content, message):
     path = tmp_path / "config.yaml"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        read(path)
+        read_config(path)
 
 
 def test_presets_have_near_names():

@@ -9,8 +9,8 @@ import pytest
 
 from equipoise.training.data import corpus as corpora
 from equipoise.training.data import docstrings
-from equipoise.training.data.corpus import open_corpus, prepare
-from equipoise.training.data.texts import find
+from equipoise.training.data.corpus import open_corpus, prepare_corpus
+from equipoise.training.data.texts import find_texts
 from equipoise.training.data.tokenizer import load_tokenizer
 
 
@@ -27,7 +27,7 @@ def write(folder, **files):
 
 
 def test_tokens_say_the_text(texts):
-    corpus = prepare(str(texts), vocab_size=512)
+    corpus = prepare_corpus(str(texts), vocab_size=512)
     both = decoded(corpus, "train") + decoded(corpus, "validation")
     for path in texts.iterdir():
         for line in path.read_text().splitlines():
@@ -39,38 +39,38 @@ def test_tokens_say_the_text(texts):
 
 def test_a_text_may_speak_of_its_end(tmp_path):
     folder = write(tmp_path / "a", one="before <|endoftext|> after", two="x " * 99)
-    corpus = prepare(folder, vocab_size=300)
+    corpus = prepare_corpus(folder, vocab_size=300)
     end = load_tokenizer(str(corpus.folder)).token_to_id("<|endoftext|>")
     assert (corpus.train == end).sum() == 1  # where it does end
     assert decoded(corpus, "train") == "before <|endoftext|> after"
 
 
 def test_the_second_time_nothing_is_read(texts, monkeypatch):
-    first = prepare(str(texts), vocab_size=512)
-    monkeypatch.setattr(corpora, "_make", None)
-    assert prepare(str(texts), vocab_size=512).digest == first.digest
+    first = prepare_corpus(str(texts), vocab_size=512)
+    monkeypatch.setattr(corpora, "_make_corpus", None)
+    assert prepare_corpus(str(texts), vocab_size=512).digest == first.digest
 
 
 def test_the_same_texts_give_the_same_tokens(texts, tmp_path, monkeypatch):
-    first = prepare(str(texts), vocab_size=400)
+    first = prepare_corpus(str(texts), vocab_size=400)
     monkeypatch.setenv("EQUIPOISE_CACHE", str(tmp_path))
-    second = prepare(str(texts), vocab_size=400)
+    second = prepare_corpus(str(texts), vocab_size=400)
     assert second.folder != first.folder
     assert second.digest == first.digest
 
 
 def test_another_text_is_another_corpus(tmp_path):
     folder = write(tmp_path / "a", one="first " * 50, two="second " * 50)
-    before = prepare(folder, vocab_size=300)
+    before = prepare_corpus(folder, vocab_size=300)
     write(tmp_path / "a", one="changed " * 50)
-    assert prepare(folder, vocab_size=300).digest != before.digest
+    assert prepare_corpus(folder, vocab_size=300).digest != before.digest
 
 
 def test_splits_by_name(tmp_path):
     folder = write(
         tmp_path / "a", train="to learn " * 9, valid="to check " * 9, test="to leave alone " * 9
     )
-    corpus = prepare(folder, vocab_size=300)
+    corpus = prepare_corpus(folder, vocab_size=300)
     assert decoded(corpus, "train") == "to learn " * 9
     assert decoded(corpus, "validation") == "to check " * 9
 
@@ -83,29 +83,29 @@ def test_names_are_read_by_words_and_nothing_is_left_out_silently(tmp_path):
         zebra="to check " * 9,
     )
     assert (
-        decoded(prepare(folder, vocab_size=300), "validation") == "to check " * 9
+        decoded(prepare_corpus(folder, vocab_size=300), "validation") == "to check " * 9
     )  # the last of a few files
     folder = write(
         tmp_path / "b", train="to learn " * 9, valid="to check " * 9, chapter="whose? " * 9
     )
     with pytest.raises(ValueError, match=r"chapter.txt and 0 more say neither: rename them"):
-        prepare(folder, vocab_size=300)
+        prepare_corpus(folder, vocab_size=300)
 
 
 def test_texts_are_read_whole_whatever_the_tokenizer_asks_for(texts, tmp_path):
-    trained = prepare(str(texts), vocab_size=512)
+    trained = prepare_corpus(str(texts), vocab_size=512)
     coder = load_tokenizer(str(trained.folder))
     coder.enable_truncation(16)
     coder.enable_padding(length=1000)
     coder.save(str(tmp_path / "tokenizer.json"))
-    again = prepare(str(texts), vocab_size=512, tokenizer=str(tmp_path / "tokenizer.json"))
+    again = prepare_corpus(str(texts), vocab_size=512, tokenizer=str(tmp_path / "tokenizer.json"))
     assert np.array_equal(again.train, trained.train)
 
 
 def test_one_file_is_cut_by_lines(tmp_path):
     path = tmp_path / "lines.txt"
     path.write_text("".join(f"line {n}\n" for n in range(100)))
-    corpus = prepare(str(path), vocab_size=300)
+    corpus = prepare_corpus(str(path), vocab_size=300)
     assert decoded(corpus, "validation") == "".join(f"line {n}\n" for n in (19, 39, 59, 79, 99))
 
 
@@ -115,7 +115,7 @@ def test_what_validates_is_from_all_over(tmp_path):
     (tmp_path / "both.txt").write_text("".join(lines))
     folder = write(tmp_path / "few", one="".join(lines[:500]), other="".join(lines[500:]))
     for data in (str(tmp_path / "both.txt"), folder):
-        documents = list(find(data).documents())
+        documents = list(find_texts(data).documents())
         held_out = "".join(text for split, text in documents if split == "validation")
         assert 20 <= held_out.count("one") == held_out.count("other") <= 25
         assert sorted("".join(text for _, text in documents).splitlines()) == sorted(
@@ -135,7 +135,7 @@ def test_gpt2s_files_are_read(tmp_path):
 
 
 def test_damage_is_told(tmp_path):
-    corpus = prepare(write(tmp_path / "a", one="x " * 99, two="y " * 99), vocab_size=300)
+    corpus = prepare_corpus(write(tmp_path / "a", one="x " * 99, two="y " * 99), vocab_size=300)
     path = corpus.folder / "train.bin"
     path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(ValueError, match=r"train.bin is damaged: delete the folder"):
@@ -160,14 +160,14 @@ def test_mistakes_are_explained(tmp_path, monkeypatch, options, message):
     if options["data"] == "binary.txt":
         (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match=message):
-        prepare(**{"vocab_size": 300, **options})
+        prepare_corpus(**{"vocab_size": 300, **options})
 
 
 def test_vocabularies_must_fit(tmp_path, texts):
-    trained = prepare(str(texts), vocab_size=512)
+    trained = prepare_corpus(str(texts), vocab_size=512)
     folder = write(tmp_path / "a", one="x " * 99, two="y " * 99)
     with pytest.raises(ValueError, match="has 512 entries, the model's vocab_size is 300"):
-        prepare(folder, vocab_size=300, tokenizer=str(trained.folder))
+        prepare_corpus(folder, vocab_size=300, tokenizer=str(trained.folder))
 
 
 def test_docstrings_are_found(tmp_path, monkeypatch):
@@ -179,12 +179,13 @@ def test_docstrings_are_found(tmp_path, monkeypatch):
     (tmp_path / "tests" / "left_out.py").write_text(f'"""{long} In a test."""')
     (tmp_path / "broken.py").write_text(f'"""{long} Broken."""\ndef (')
     (tmp_path / "good.py").write_text(
-        f'"""{long}"""\nif True:\n    class A:\n        def f(self):\n            r"""{long} In f."""\n'
+        f'"""{long}"""\nif True:\n    class A:\n        def f(self):\n'
+        f'            r"""{long} In f."""\n'
         f'def g():\n    """Short."""\nadd_docstr(g, """{long} Attached.""")\n'
     )
     (tmp_path / "same.py").write_text(f'"""{long}"""')
     monkeypatch.setattr(docstrings, "LIBRARIES", ())
-    monkeypatch.setattr(docstrings, "_roots", lambda _: [tmp_path])
+    monkeypatch.setattr(docstrings, "_library_folders", lambda _: [tmp_path])
     assert dict(docstrings.documents()) == {
         "python/good.py": [long, f"{long} In f.", f"{long} Attached."]
     }
@@ -197,7 +198,7 @@ def test_both_sides_hold_every_package(monkeypatch):
     }
     monkeypatch.setattr(docstrings, "documents", files.items)
     sides = {"train": "", "validation": ""}
-    for split, text in find("docstrings").documents():
+    for split, text in find_texts("docstrings").documents():
         sides[split] += text + "\n\n"
     learnt, held_out = (set(text.split("\n\n")) - {""} for text in sides.values())
     assert not learnt & held_out
@@ -207,16 +208,16 @@ def test_both_sides_hold_every_package(monkeypatch):
 
 
 def test_docstrings_follow_versions(monkeypatch):
-    fingerprint = find("docstrings").fingerprint["docstrings"]
+    fingerprint = find_texts("docstrings").fingerprint["docstrings"]
     assert fingerprint["torch"].startswith("2.")
     monkeypatch.setattr(docstrings.platform, "python_version", lambda: "3.99")
-    assert find("docstrings").fingerprint["docstrings"] != fingerprint
+    assert find_texts("docstrings").fingerprint["docstrings"] != fingerprint
 
 
 @pytest.mark.slow
 def test_the_whole_docstring_corpus(tmp_path, monkeypatch):
     monkeypatch.setenv("EQUIPOISE_CACHE", str(tmp_path))
-    corpus = prepare("docstrings", vocab_size=4096)
+    corpus = prepare_corpus("docstrings", vocab_size=4096)
     assert len(corpus.train) > 3_000_000
     assert 0.02 < len(corpus.validation) / len(corpus.train) < 0.1
     assert corpus.vocab_size == 4096
@@ -233,7 +234,7 @@ def test_wikitext_is_cut_into_articles(monkeypatch):
     rows = ["", " = One = \n", " text\n", " = = Part = = \n", " = Two = \n", " more\n"]
     answer = {"train": {"text": rows}, "validation": {"text": rows[1:3]}}
     monkeypatch.setitem(sys.modules, "datasets", fake_datasets(lambda *_: answer))
-    documents = list(find("wikitext-103").documents())
+    documents = list(find_texts("wikitext-103").documents())
     assert [split for split, _ in documents] == ["train", "train", "validation"]
     assert documents[0][1] == " = One = \n text\n = = Part = = \n"
 
@@ -244,4 +245,4 @@ def test_without_a_network_the_remedy_is_told(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "datasets", fake_datasets(offline))
     with pytest.raises(ValueError, match=r"could not be fetched \(no route\)[\s\S]*--data FOLDER"):
-        list(find("wikitext-103").documents())
+        list(find_texts("wikitext-103").documents())

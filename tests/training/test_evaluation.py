@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import equipoise
 from equipoise.routing import idle_share, metrics
 from equipoise.training.data.batches import validation_batches
-from equipoise.training.data.corpus import prepare
+from equipoise.training.data.corpus import prepare_corpus
 from equipoise.training.evaluation import (
     bootstrap_loads,
     combine_idle_shares,
@@ -30,7 +30,7 @@ ALONE = World(0, 1, torch.device("cpu"))
 def two_natures(texts):
     """A model, and a validation split whose second half uses other words than its first."""
     config = small_config(texts, model={"num_experts": 8}, validation_sequences=0)
-    corpus = prepare(config.data, vocab_size=300)
+    corpus = prepare_corpus(config.data, vocab_size=300)
     rng = np.random.default_rng(0)
     halves = [rng.integers(low, low + 2, 16 * 64) for low in (0, 150)]
     tokens = np.concatenate([*halves, [0]]).astype(np.uint16)
@@ -71,7 +71,9 @@ def test_loads_of_sequences_add_up():
 
 
 def sequences(rng, number, popularity):
-    """Loads (N, 1, E) of sequences of 64 tokens, which agree the more the smaller `popularity` is."""
+    """Loads (N, 1, E) of sequences of 64 tokens. With a smaller `popularity` the tokens of a
+    sequence agree more.
+    """
     taste = rng.dirichlet(popularity, size=number)
     return np.stack([rng.multinomial(64, each) for each in taste])[:, None]
 

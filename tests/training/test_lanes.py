@@ -9,7 +9,7 @@ import torch
 
 import equipoise
 from equipoise.training import preset, train
-from equipoise.training.data.corpus import prepare
+from equipoise.training.data.corpus import prepare_corpus
 from equipoise.training.lanes import Lanes, choose_lane_count
 from equipoise.training.loop import TrainingRun
 from equipoise.training.ranks import World
@@ -26,7 +26,7 @@ def trainer(config, **changes):
     config = dataclasses.replace(config, **changes)
     return Trainer(
         config,
-        prepare(config.data, vocab_size=config.model.vocab_size, tokenizer=config.tokenizer),
+        prepare_corpus(config.data, vocab_size=config.model.vocab_size, tokenizer=config.tokenizer),
         CPU,
     )
 

@@ -13,7 +13,7 @@ import torch
 import equipoise
 from equipoise.trace import Trace
 from equipoise.training import loop, observers, train
-from equipoise.training.config import read
+from equipoise.training.config import read_config
 from tests.training.micro import rows, without_times
 
 
@@ -21,7 +21,7 @@ def test_every_run_says_what_it_was(micro):
     config = micro()
     result = train(config)
     folder = Path(config.out)
-    assert read(folder / "config.yaml") == config
+    assert read_config(folder / "config.yaml") == config
     assert json.loads((folder / "result.json").read_text()) == result
     about = json.loads((folder / "run.json").read_text())
     assert about["corpus"]["digest"] == result["corpus_digest"]

@@ -13,7 +13,7 @@ from equipoise.trace import Trace
 from equipoise.training import Stopped, train
 from equipoise.training.checkpoint import Checkpoints
 from equipoise.training.data.batches import Batches
-from equipoise.training.data.corpus import prepare
+from equipoise.training.data.corpus import prepare_corpus
 from equipoise.training.ranks import World
 from equipoise.training.stopping import StopSignals
 from equipoise.training.trainer import Trainer
@@ -157,7 +157,7 @@ def test_one_process_reads_shards(runs):
     """
     config = runs["fsdp"]
     alone = World(rank=0, ranks=1, device=torch.device("cpu"))
-    corpus = prepare(config.data, vocab_size=config.model.vocab_size)
+    corpus = prepare_corpus(config.data, vocab_size=config.model.vocab_size)
     trainer = Trainer(dataclasses.replace(config, seed=99), corpus, alone)
     about = Checkpoints(Path(config.out) / "checkpoints", alone, 2).load(
         trainer.tensors(), config.to_dict(), corpus.digest

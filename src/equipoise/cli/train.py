@@ -61,11 +61,11 @@ def parse_config(arguments: Sequence[str], base: Config) -> Config:
 
 def _base_config(name: str | None, file: str | None) -> Config:
     """What flags change: a preset, or the file of --config."""
-    from equipoise.training.config import preset, read
+    from equipoise.training.config import preset, read_config
 
     if file is None:
         return preset(name or "tiny")
-    config = read(file)
+    config = read_config(file)
     if name is None or name == config.preset:
         return config
     raise ValueError(

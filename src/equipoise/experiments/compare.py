@@ -40,7 +40,7 @@ from equipoise.results.run import is_finished, load_json
 from equipoise.storage.atomic import write_json
 from equipoise.storage.renamed import accept_old_argument
 from equipoise.training.config import preset as training_preset
-from equipoise.training.data.corpus import prepare
+from equipoise.training.data.corpus import prepare_corpus
 
 WHOLE_TRACE = 2**17
 """scores of a batch are kept whole, for the theorems, while they are no more numbers than this"""
@@ -82,7 +82,7 @@ def compare(
         every = [*jobs, *earlier(folder, preset, jobs, changes)]
         write_json(folder / COMPARISON_MANIFEST, manifest(preset, every, folder))
         first = jobs[0].config
-        prepare(
+        prepare_corpus(
             first.data, vocab_size=first.model.vocab_size, tokenizer=first.tokenizer
         )  # once, not in every process
         run_jobs(jobs, workers=workers or min(2, os.cpu_count() or 1))

@@ -32,18 +32,18 @@ class Rotary(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
     def reset(self) -> None:
-        """Compute them again, on the device they are on: a model built on the meta device has none."""
+        """Compute them again on their device: a model built on the meta device has none."""
         self.cos, self.sin = self._angles(self.cos.device)
 
     def forward(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (B, S, H, d) from all three together (B, S, 3, H, d); the first
-        two turned.
+        """Queries, keys and values, each (B, S, H, d), from all three together (B, S, 3, H, d).
+        Queries and keys are turned.
         """
         S = qkv.shape[1]
         cos, sin = self.cos[:S].float(), self.sin[:S].float()
         if qkv.device.type == "cpu" and not torch.compiler.is_compiling():
             return _TurnComplex.apply(qkv, torch.complex(cos, sin))
-        return turn(qkv, cos, sin)
+        return turn_pairs(qkv, cos, sin)
 
     def _angles(self, device: torch.device | None) -> tuple[Tensor, Tensor]:
         pairs = (
@@ -56,13 +56,13 @@ class Rotary(nn.Module):
         return angles.cos(), angles.sin()
 
 
-def turn(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """As one would write it down; cos and sin are (S, d/2)."""
+def turn_pairs(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The formula as it is written; cos and sin are (S, d/2)."""
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     query, key, value = qkv.unbind(2)
 
     def turned(heads: Tensor) -> Tensor:
-        one, other = _precise(heads).unflatten(-1, (-1, 2)).unbind(-1)
+        one, other = _at_least_float32(heads).unflatten(-1, (-1, 2)).unbind(-1)
         return (
             torch.stack((one * cos - other * sin, other * cos + one * sin), dim=-1)
             .flatten(-2)
@@ -73,27 +73,25 @@ def turn(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 class _TurnComplex(torch.autograd.Function):
-    """The fastest way on the CPU, and one torch.compile does not know: a pair is a complex number,
-    and turning it a product with e^(i angle). Its gradient is turned back, so nothing needs to be
+    """The fastest way on the CPU, which torch.compile cannot trace: a pair is a complex number, and
+    turning it is a product with e^(i angle). Its gradient is turned back, so nothing needs to be
     kept, and the three gradients are written where the layer below wants them. Values are
-    multiplied by 1: one pass over everything beats a pass over two thirds and a copy.
+    multiplied by 1: one pass over everything is faster than a pass over two thirds and a copy.
     """
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, turns: Tensor) -> tuple[Tensor, ...]:
-        ctx.turns = turns = (
-            turns.unsqueeze(1).expand(-1, qkv.shape[3], -1).contiguous()
-        )  # S, H, d/2
-        factors = torch.stack(
-            (turns, turns, torch.ones_like(turns)), dim=1
-        )  # S, 3, H, d/2: as qkv lies in memory
+        # (S, H, d/2)
+        ctx.turns = turns = turns.unsqueeze(1).expand(-1, qkv.shape[3], -1).contiguous()
+        # (S, 3, H, d/2), as qkv lies in memory
+        factors = torch.stack((turns, turns, torch.ones_like(turns)), dim=1)
         return torch.view_as_real(_pairs(qkv) * factors).flatten(-2).to(qkv.dtype).unbind(2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         B, S, H, d = grads[0].shape
-        result = _precise(grads[0].new_empty(B, S, 3, H, d))
+        result = _at_least_float32(grads[0].new_empty(B, S, 3, H, d))
         back = ctx.turns.conj().resolve_conj()
         for n in range(2):
             torch.mul(_pairs(grads[n]), back, out=_pairs(result)[:, :, n])
@@ -103,14 +101,15 @@ class _TurnComplex(torch.autograd.Function):
 
 def _pairs(heads: Tensor) -> Tensor:
     """(..., d) numbers as (..., d/2) complex ones."""
-    heads = _precise(heads)
-    if heads.stride(-1) != 1:  # the gradient of a sum, say, is one number seen many times
+    heads = _at_least_float32(heads)
+    # the gradient of a sum, for example, is one number seen many times
+    if heads.stride(-1) != 1:
         heads = heads.contiguous()
     return torch.view_as_complex(heads.unflatten(-1, (-1, 2)))
 
 
-def _precise(tensor: Tensor) -> Tensor:
-    """In float32 at least, whatever its dtype: positions far along turn by large angles."""
+def _at_least_float32(tensor: Tensor) -> Tensor:
+    """Late positions turn by large angles, which need the digits."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 

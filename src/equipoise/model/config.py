@@ -60,34 +60,33 @@ class ModelConfig:
             "top_k",
             "expert_size",
         ):
-            _require(
+            check_setting(
                 getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}"
             )
         for name in ("init_std", "rotary_base"):
             value = getattr(self, name)
-            _require(0 < value < math.inf, f"{name} must be positive and finite, not {value}")
+            check_setting(0 < value < math.inf, f"{name} must be positive and finite, not {value}")
         epsilon = self.norm_epsilon
-        _require(
+        check_setting(
             0 <= epsilon < math.inf,
             f"norm_epsilon must be finite and not negative, but is {epsilon}",
         )
         for name in ("dense_layers", "moe_layers", "shared_experts"):
-            _require(
+            check_setting(
                 getattr(self, name) >= 0,
                 f"{name} must not be negative, but is {getattr(self, name)}",
             )
-        _require(self.dense_layers + self.moe_layers > 0, "a model needs at least one layer")
-        _require(
+        check_setting(self.dense_layers + self.moe_layers > 0, "a model needs at least one layer")
+        check_setting(
             self.hidden_size % (2 * self.num_heads) == 0,
             f"hidden_size = {self.hidden_size} does not divide into {self.num_heads} heads of an "
-            "even number (rotary "
-            "positions turn pairs)",
+            "even number (rotary positions turn pairs)",
         )
-        _require(
+        check_setting(
             self.top_k <= self.num_experts,
             f"top_k = {self.top_k} of num_experts = {self.num_experts} is impossible",
         )
-        score_function(self.score)  # a wrong name is told here
+        score_function(self.score)  # raises if there is none of that name
 
     @property
     def dense_size(self) -> int:
@@ -99,78 +98,75 @@ class ModelConfig:
         return self.dense_layers + self.moe_layers
 
 
-def _require(true: bool, message: str) -> None:
-    if not true:
+def check_setting(holds: bool, message: str) -> None:
+    """Raise a ValueError with this message, unless it holds."""
+    if not holds:
         raise ValueError(message)
 
 
-# For the demonstration: seconds on two cores. Weights start wider than in the paper, since a narrow
-# model that starts at 0.006 spends its few hundred steps leaving the origin.
-TINY = ModelConfig(
-    vocab_size=4096,
-    sequence_length=128,
-    hidden_size=64,
-    num_heads=2,
-    moe_layers=3,
-    num_experts=16,
-    top_k=2,
-    shared_experts=1,
-    expert_size=64,
-    init_std=0.02,
-)
-SMALL = ModelConfig(
-    vocab_size=4096,
-    sequence_length=256,
-    hidden_size=256,
-    num_heads=4,
-    moe_layers=8,
-    num_experts=32,
-    top_k=4,
-    shared_experts=1,
-    expert_size=128,
-)
-# The paper's router (64 experts, top 6, 2 shared, softmax) in a model small enough for two cores.
-PAPER_TINY = ModelConfig(
-    vocab_size=1024,
-    sequence_length=128,
-    hidden_size=64,
-    num_heads=2,
-    moe_layers=2,
-    num_experts=64,
-    top_k=6,
-    shared_experts=2,
-    expert_size=16,
-    init_std=0.02,
-)
-DEEPSEEKMOE_1B = ModelConfig(
-    vocab_size=GPT2_VOCABULARY,
-    sequence_length=4096,
-    hidden_size=1024,
-    num_heads=8,
-    moe_layers=9,
-    num_experts=64,
-    top_k=6,
-    shared_experts=2,
-    expert_size=512,
-)
-# Wang et al. have experts of 853 = 1280 * 2/3; 856 is the next multiple of 8, which grouped
-# multiplications ask for.
-DEEPSEEKMOE_3B = ModelConfig(
-    vocab_size=GPT2_VOCABULARY,
-    sequence_length=4096,
-    hidden_size=1280,
-    num_heads=10,
-    moe_layers=11,
-    num_experts=64,
-    top_k=6,
-    shared_experts=2,
-    expert_size=856,
-)
-
 MODELS = {
-    "tiny": TINY,
-    "small": SMALL,
-    "paper-tiny": PAPER_TINY,
-    "deepseekmoe-1b": DEEPSEEKMOE_1B,
-    "deepseekmoe-3b": DEEPSEEKMOE_3B,
+    # For the demonstration: seconds on two cores. Weights start wider than in the paper, since a
+    # narrow model that starts at 0.006 spends its few hundred steps leaving the origin.
+    "tiny": ModelConfig(
+        vocab_size=4096,
+        sequence_length=128,
+        hidden_size=64,
+        num_heads=2,
+        moe_layers=3,
+        num_experts=16,
+        top_k=2,
+        shared_experts=1,
+        expert_size=64,
+        init_std=0.02,
+    ),
+    "small": ModelConfig(
+        vocab_size=4096,
+        sequence_length=256,
+        hidden_size=256,
+        num_heads=4,
+        moe_layers=8,
+        num_experts=32,
+        top_k=4,
+        shared_experts=1,
+        expert_size=128,
+    ),
+    # The paper's router (64 experts, top 6, 2 shared, softmax) in a model small enough for two
+    # cores.
+    "paper-tiny": ModelConfig(
+        vocab_size=1024,
+        sequence_length=128,
+        hidden_size=64,
+        num_heads=2,
+        moe_layers=2,
+        num_experts=64,
+        top_k=6,
+        shared_experts=2,
+        expert_size=16,
+        init_std=0.02,
+    ),
+    "deepseekmoe-1b": ModelConfig(
+        vocab_size=GPT2_VOCABULARY,
+        sequence_length=4096,
+        hidden_size=1024,
+        num_heads=8,
+        moe_layers=9,
+        num_experts=64,
+        top_k=6,
+        shared_experts=2,
+        expert_size=512,
+    ),
+    # Wang et al. have experts of 853 = 1280 * 2/3; 856 is the next multiple of 8, which grouped
+    # multiplications ask for.
+    "deepseekmoe-3b": ModelConfig(
+        vocab_size=GPT2_VOCABULARY,
+        sequence_length=4096,
+        hidden_size=1280,
+        num_heads=10,
+        moe_layers=11,
+        num_experts=64,
+        top_k=6,
+        shared_experts=2,
+        expert_size=856,
+    ),
 }
+"""the named sizes; training/config.py has how to train each"""

@@ -1,4 +1,4 @@
-"""How many parameters a model has, and how many of them a token meets."""
+"""How many parameters a model has, and how many of them a token uses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def count_parameters(config: ModelConfig) -> Parameters:
         '1.09 billion'
     """
     with torch.device("meta"):
-        model = DeepSeekMoE(config, balancer=_on_the_cpu)
+        model = DeepSeekMoE(config, balancer=_make_cpu_balancer)
     total = sum(each.numel() for each in model.parameters())
     routed = sum(
         each.numel()
@@ -41,7 +41,7 @@ def count_parameters(config: ModelConfig) -> Parameters:
     return Parameters(total, total - idle, model.embedding.weight.numel())
 
 
-def _on_the_cpu(num_experts: int, top_k: int) -> Balancer:
+def _make_cpu_balancer(num_experts: int, top_k: int) -> Balancer:
     """A balancer has few numbers but needs them: it checks its target loads."""
     with torch.device("cpu"):
         return balancer("none", num_experts, top_k=top_k)

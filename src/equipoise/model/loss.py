@@ -21,12 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-LOGITS = 2**21
-"""how many logits to hold at a time: 8 MB, the fastest of 2 to 16 on the CPU (4,096 tokens, D =
-256); elsewhere 16 times it
+SLICE_LOGITS = 2**21
+"""How many logits to hold at a time on the CPU: 8 MB, the fastest of 2 to 16 (4,096 tokens,
+D = 256). On other devices 16 times as many.
 """
-ROWS = 128
-"""but at least so many rows: every slice goes through the whole gradient of the weight once more"""
+MIN_SLICE_ROWS = 128
+"""Rows of a slice at least: each slice reads and writes the whole gradient of the weight."""
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Ten
         rows, weight = rows.to(dtype), weight.to(dtype)
     with torch.autocast(device, enabled=False):
         if not torch.is_grad_enabled():
-            return _without_gradient(rows, weight, targets)
+            return _evaluate_only(rows, weight, targets)
         return _LinearCrossEntropy.apply(rows, weight, targets)
 
 
@@ -52,7 +52,7 @@ def reference_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> 
     return F.cross_entropy(F.linear(hidden, weight).float().flatten(0, -2), targets.flatten())
 
 
-def _without_gradient(rows: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+def _evaluate_only(rows: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     size = _slice_size(weight)
     total = rows.new_zeros((), dtype=torch.float32)
     for part, target in zip(rows.split(size), targets.split(size), strict=True):
@@ -67,9 +67,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         total = rows.new_zeros((), dtype=torch.float32)
         d_rows = torch.empty_like(rows)
         d_weight = torch.zeros_like(weight, dtype=torch.float32)
-        space = rows.new_empty(
-            min(size, len(rows)), len(weight)
-        )  # fresh memory for every slice would be cold memory
+        # one buffer for all slices: new memory for each would not be in the cache
+        space = rows.new_empty(min(size, len(rows)), len(weight))
         for part, target, d_part in zip(
             rows.split(size), targets.split(size), d_rows.split(size), strict=True
         ):
@@ -79,8 +78,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             powers = logits.sub_(largest.unsqueeze(1)).exp_()
             norm = powers.sum(1)
             total += (norm.log() + largest - wanted).sum()
-            # softmax = powers / norm. Rows have V numbers here and D there: it is there that they
-            # are divided
+            # softmax = powers / norm, but the division is done on rows of D numbers, not of V
             share = (1 / (norm * len(rows))).unsqueeze(1)
             powers = powers.to(rows.dtype)
             torch.mm(powers, weight, out=d_part)
@@ -106,5 +104,5 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _slice_size(weight: Tensor) -> int:
-    logits = LOGITS if weight.device.type == "cpu" else 16 * LOGITS
-    return max(ROWS, logits // len(weight))
+    logits = SLICE_LOGITS if weight.device.type == "cpu" else 16 * SLICE_LOGITS
+    return max(MIN_SLICE_ROWS, logits // len(weight))

@@ -24,17 +24,18 @@ class RMSNorm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, hidden: Tensor) -> Tensor:
-        precise = (
-            hidden.dtype == self.weight.dtype and hidden.element_size() >= 4
-        )  # squares of float16 overflow at 256
+        # squares of float16 overflow at 256
+        precise = hidden.dtype == self.weight.dtype and hidden.element_size() >= 4
         if hidden.device.type == "cpu" and precise:
             return _RMSNorm.apply(hidden, self.weight, self.epsilon)
         return F.rms_norm(hidden, self.weight.shape, self.weight, self.epsilon)
 
 
 class _RMSNorm(torch.autograd.Function):
-    """With n = x / rms, g the gradient of y and w the weight:  dw = sum of g n,  dx = (g w - n
-    mean(g w n)) / rms.
+    """With n = x / rms, g the gradient of y and w the weight:
+
+    dw = sum of g n
+    dx = (g w - n mean(g w n)) / rms
     """
 
     @staticmethod

@@ -1,9 +1,9 @@
 """Config: everything a training follows from. One dataclass is the command line, the YAML file and
 the Python API.
 
-    preset("tiny", balancer="quantile", steps=100, out="runs/a")          in Python
-    equipoise train --preset tiny --balancer quantile --steps 100         on the command line (command.py)
-    read("runs/a/config.yaml")                                            from a file, such as every run folder holds
+    preset("tiny", balancer="quantile", steps=100)                     in Python
+    equipoise train --preset tiny --balancer quantile --steps 100      on the command line
+    read_config("runs/a/config.yaml")                                  from a file; each run has one
 
 A preset gives every value; a file replaces some; flags replace some more.
 """
@@ -20,6 +20,7 @@ from typing import Any
 
 from equipoise.balancing import Balancer, method_spec, resolve_balancer
 from equipoise.model import MODELS, ModelConfig
+from equipoise.model.config import check_setting
 from equipoise.storage.optional import import_optional
 from equipoise.storage.suggestions import did_you_mean
 
@@ -122,7 +123,7 @@ class Config:
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "keep_checkpoints"):
-            _require(
+            check_setting(
                 getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}"
             )
         for name in (
@@ -135,46 +136,48 @@ class Config:
             "trace_batches",
             "look_ahead",
         ):
-            _require(
+            check_setting(
                 getattr(self, name) >= 0,
                 f"{name} must not be negative, but is {getattr(self, name)}",
             )
         for name in ("learning_rate", "clip"):
             value = getattr(self, name)
-            _require(0 < value < math.inf, f"{name} must be positive and finite, not {value}")
+            check_setting(0 < value < math.inf, f"{name} must be positive and finite, not {value}")
         for name in ("weight_decay", "seed"):
             value = getattr(self, name)
-            _require(
+            check_setting(
                 0 <= value < math.inf, f"{name} must be finite and not negative, but is {value}"
             )
         rate = self.update_rate
-        _require(
+        check_setting(
             0 < self.rank_timeout < math.inf,
             f"rank_timeout must be positive and finite, not {self.rank_timeout}",
         )
-        _require(rate is None or math.isfinite(rate), f"update_rate must be finite, not {rate}")
+        check_setting(
+            rate is None or math.isfinite(rate), f"update_rate must be finite, not {rate}"
+        )
         for step in self.histogram_steps:
-            _require(
+            check_setting(
                 isinstance(step, int) and 1 <= step <= self.steps,
                 f"histogram_steps are numbers of steps, from 1 to {self.steps}: {step!r} is none",
             )
-        _require(
+        check_setting(
             0 <= self.final_learning_rate <= 1,
             f"final_learning_rate is a share, between 0 and 1, not {self.final_learning_rate}",
         )
         for name, known in CHOICES.items():
-            _require(
+            check_setting(
                 getattr(self, name) in known,
                 f"{name} must be {' or '.join(known)}, not {getattr(self, name)!r}",
             )
         for name in ("micro_batch_size", "lanes"):
             size = getattr(self, name)
-            _require(size is None or size >= 1, f"{name} must be at least 1, not {size}")
-        self.make_balancer(
-            self.model.num_experts, self.model.top_k
-        )  # a wrong name or option is told at once
+            check_setting(size is None or size >= 1, f"{name} must be at least 1, not {size}")
+        # raises now if the balancer's name or an option is wrong
+        self.make_balancer(self.model.num_experts, self.model.top_k)
 
     def make_balancer(self, num_experts: int, top_k: int) -> Balancer:
+        """A new balancer for one MoE layer."""
         options: dict[str, Any] = dict(self.balancer_options)
         if self.update_rate is not None:
             options[method_spec(self.balancer).update_rate_option] = self.update_rate
@@ -186,6 +189,7 @@ class Config:
         return any(step == self.steps * n // count for n in range(1, count + 1))
 
     def to_dict(self) -> dict[str, Any]:
+        """As YAML and JSON hold it."""
         return dataclasses.asdict(self) | {"histogram_steps": list(self.histogram_steps)}
 
 
@@ -194,7 +198,7 @@ CHOICES = {"precision": ("auto", "float32", "bfloat16"), "parallel": ("ddp", "fs
 # The paper states batch, sequence length, steps, AdamW, learning rate and weight decay (section
 # 3.1). It states no schedule: the rate is constant here, as read. Betas and clipping are those of
 # its sources (Dai et al. 2024).
-PAPER = {
+PAPER_SETTINGS = {
     "data": "wikitext-103",
     "steps": 100_000,
     "batch_size": 64,
@@ -206,9 +210,10 @@ PAPER = {
     "validation_sequences": 0,
     "checkpoint_every": 1000,
     "trace_every": 10,
-    "trace_batches": 0,  # 67 MB a layer and batch
+    # 67 MB a layer and batch
+    "trace_batches": 0,
 }
-PRESETS: dict[str, dict[str, Any]] = {
+TRAINING_PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"learning_rate": 3e-3, "warmup_steps": 20, "evaluate_every": 0},
     "small": {
         "steps": 2000,
@@ -229,27 +234,27 @@ PRESETS: dict[str, dict[str, Any]] = {
         "checkpoint_every": 400,
         "trace_batches": 0,
     },
-    "deepseekmoe-1b": PAPER,
-    "deepseekmoe-3b": PAPER | {"parallel": "fsdp", "micro_batch_size": 1},
+    "deepseekmoe-1b": PAPER_SETTINGS,
+    "deepseekmoe-3b": PAPER_SETTINGS | {"parallel": "fsdp", "micro_batch_size": 1},
 }
 
 
 def preset(name: str, **changes: Any) -> Config:
-    """A named configuration, with changes. `model` may be a ModelConfig or a dict of its changes."""
-    if name not in PRESETS:
-        raise ValueError(
-            f"no preset {name!r}{did_you_mean(name, PRESETS)}: there are {', '.join(PRESETS)}"
-        )
-    return update(Config(preset=name, model=MODELS[name], **PRESETS[name]), changes)
+    """A named config with changes. `model` may be a ModelConfig, or a dict of changed sizes."""
+    if name not in TRAINING_PRESETS:
+        known = ", ".join(TRAINING_PRESETS)
+        meant = did_you_mean(name, TRAINING_PRESETS)
+        raise ValueError(f"no preset {name!r}{meant}: there are {known}")
+    return update_config(Config(preset=name, model=MODELS[name], **TRAINING_PRESETS[name]), changes)
 
 
-def update(config: Config, changes: Mapping[str, Any]) -> Config:
+def update_config(config: Config, changes: Mapping[str, Any]) -> Config:
     """The same config with changes, as a file would name them. Unknown names are refused."""
-    return _replace(config, changes, "")
+    return _replace_settings(config, changes, "")
 
 
-def read(path: str | Path) -> Config:
-    """A config from a YAML file. Its `preset` (tiny if it names none) gives what the file does not."""
+def read_config(path: str | Path) -> Config:
+    """A config from a YAML file. Its `preset` (by default tiny) gives what the file leaves out."""
     yaml = import_optional("yaml", extra="train")
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
@@ -257,28 +262,28 @@ def read(path: str | Path) -> Config:
         raise ValueError(f"{path} is not YAML: {error}") from None
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
         raise ValueError(f"{path} must hold lines of the form 'name: value'")
-    return update(preset(str(content.pop("preset", "tiny"))), content)
+    return update_config(preset(str(content.pop("preset", "tiny"))), content)
 
 
 def write_yaml(config: Config) -> str:
-    """The text that `read` understands."""
+    """The text that `read_config` understands."""
     return import_optional("yaml", extra="train").safe_dump(config.to_dict(), sort_keys=False)
 
 
-def _replace(old: Any, changes: Mapping[str, Any], prefix: str) -> Any:
+def _replace_settings(old: Any, changes: Mapping[str, Any], prefix: str) -> Any:
     types = typing.get_type_hints(type(old))
     new = {}
     for name, value in changes.items():
         if name not in types:
             raise ValueError(f"no setting {prefix + name!r}{did_you_mean(name, types)}")
         if isinstance(value, Mapping) and dataclasses.is_dataclass(types[name]):
-            new[name] = _replace(getattr(old, name), value, f"{prefix}{name}.")
+            new[name] = _replace_settings(getattr(old, name), value, f"{prefix}{name}.")
         else:
-            new[name] = _converted(value, types[name], prefix + name)
+            new[name] = _convert_value(value, types[name], prefix + name)
     return dataclasses.replace(old, **new)
 
 
-def _converted(value: Any, wanted: Any, name: str) -> Any:
+def _convert_value(value: Any, wanted: Any, name: str) -> Any:
     """YAML reads 1e-3 as text and 1 as an int, and has no tuples."""
     allowed = [each for each in (typing.get_args(wanted) or (wanted,)) if isinstance(each, type)]
     if float in allowed and isinstance(value, str | int) and not isinstance(value, bool):
@@ -289,7 +294,7 @@ def _converted(value: Any, wanted: Any, name: str) -> Any:
     if typing.get_origin(wanted) is tuple and isinstance(value, list | tuple):
         return tuple(value)
     if typing.get_origin(wanted) is dict and isinstance(value, Mapping):
-        return {key: _number(option) for key, option in value.items()}
+        return {key: _parse_number(option) for key, option in value.items()}
     if typing.get_origin(wanted) in (tuple, dict):
         kind = "a list" if typing.get_origin(wanted) is tuple else "lines of the form 'name: value'"
         raise ValueError(f"{name} must be {kind}, not {value!r}")
@@ -301,7 +306,7 @@ def _converted(value: Any, wanted: Any, name: str) -> Any:
     raise ValueError(f"{name} must be {names}, not {value!r}")
 
 
-def _number(option: Any) -> Any:
+def _parse_number(option: Any) -> Any:
     if not isinstance(option, str):
         return option
     for kind in (int, float):
@@ -310,8 +315,3 @@ def _number(option: Any) -> Any:
         except ValueError:
             continue
     return option
-
-
-def _require(true: bool, message: str) -> None:
-    if not true:
-        raise ValueError(message)

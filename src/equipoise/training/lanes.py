@@ -5,7 +5,7 @@ the next can begin. Two parts of a batch need not wait for each other: with half
 step of `small` takes a tenth less time on two cores.
 
     each lane:   loss and gradients of its sequences, as its share of the batch's mean
-    at the end:  gradients are added in the order of the lanes, so that the sum is the same in every run
+    at the end:  gradients are added in the order of the lanes: every run has the same sum
 
 Every lane has a copy of the model that shares all memory but the gradients. A token's experts must
 not depend on the other tokens of the batch (Balancer.judges_tokens_apart), or the parts would not
@@ -43,12 +43,13 @@ class Lanes:
 
     def __init__(self, model: nn.Module, net: DeepSeekMoE, count: int) -> None:
         self.net = net
-        self.twins = [_twin(net) for _ in range(count - 1)]
+        self.twins = [_make_twin(net) for _ in range(count - 1)]
         self.models = [model, *self.twins]
-        self.threads = _threads(count) if count > 1 else []
+        self.threads = _start_threads(count) if count > 1 else []
 
     @property
     def nets(self) -> list[DeepSeekMoE]:
+        """The model of each lane."""
         return [self.net, *self.twins]
 
     def run(self, work: Work, tokens: Tensor, targets: Tensor, share: float) -> ModelOutput:
@@ -65,13 +66,12 @@ class Lanes:
                 self.threads, self.models, *parts, shares, strict=True
             )
         ]
-        wait(
-            running
-        )  # also if one fails: the others must not go on beside whoever handles the error
-        return _together([each.result() for each in running], shares)
+        # also if one fails: the others must not run on while the error is handled
+        wait(running)
+        return _join_outputs([each.result() for each in running], shares)
 
     def collect(self) -> None:
-        """Add all lanes' gradients onto the first one's, and forget them."""
+        """Add all lanes' gradients onto the first one's, and drop them."""
         for twin in self.twins:
             for weight, other in zip(self.net.parameters(), twin.parameters(), strict=True):
                 assert weight.grad is not None
@@ -82,7 +82,7 @@ class Lanes:
 
 def choose_lane_count(config: Config, world: World) -> int:
     """The lanes of a training: those asked for, or two where they are of use."""
-    why_not = _why_not(config, world)
+    why_not = _why_one_lane(config, world)
     if config.lanes is not None:
         if config.lanes > 1 and why_not:
             raise ValueError(f"lanes = {config.lanes} is impossible: {why_not}")
@@ -90,7 +90,8 @@ def choose_lane_count(config: Config, world: World) -> int:
     return 2 if why_not is None and torch.get_num_threads() % 2 == 0 else 1
 
 
-def _why_not(config: Config, world: World) -> str | None:
+def _why_one_lane(config: Config, world: World) -> str | None:
+    """The reason that forbids several lanes, if there is one."""
     size = config.micro_batch_size or config.batch_size
     lanes = config.lanes or 2
     if world.device.type != "cpu":
@@ -106,7 +107,7 @@ def _why_not(config: Config, world: World) -> str | None:
     return None
 
 
-def _twin(net: DeepSeekMoE) -> DeepSeekMoE:
+def _make_twin(net: DeepSeekMoE) -> DeepSeekMoE:
     """A copy that shares weights, buffers and balancers, and has gradients of its own."""
     shared: dict[int, Any] = {
         id(weight): nn.Parameter(weight.detach()) for weight in net.parameters()
@@ -118,15 +119,14 @@ def _twin(net: DeepSeekMoE) -> DeepSeekMoE:
     return copy.deepcopy(net, shared)
 
 
-def _threads(count: int) -> list[ThreadPoolExecutor]:
+def _start_threads(count: int) -> list[ThreadPoolExecutor]:
     """A thread for each lane, which gives torch's operations its share of all threads.
 
-    torch.set_num_threads counts for the thread that calls it, and for those that have not asked for
-    their number yet.
+    torch.set_num_threads holds for the thread that calls it, and for threads that have not asked
+    for their number yet.
     """
-    everybodys = torch.get_num_threads()
-
-    share = max(1, everybodys // count)
+    total_threads = torch.get_num_threads()
+    share = max(1, total_threads // count)
     threads = [
         ThreadPoolExecutor(
             1, thread_name_prefix="lane", initializer=torch.set_num_threads, initargs=(share,)
@@ -134,14 +134,13 @@ def _threads(count: int) -> list[ThreadPoolExecutor]:
         for _ in range(count)
     ]
     for thread in threads:
-        thread.submit(
-            torch.get_num_threads
-        ).result()  # ask now: its first operation would take everybody's again
-    torch.set_num_threads(everybodys)
+        # ask now: otherwise its first operation would take all threads again
+        thread.submit(torch.get_num_threads).result()
+    torch.set_num_threads(total_threads)
     return threads
 
 
-def _together(outputs: list[ModelOutput], shares: list[float]) -> ModelOutput:
+def _join_outputs(outputs: list[ModelOutput], shares: list[float]) -> ModelOutput:
     """One forward's output from those of its parts."""
     weights = torch.tensor(shares, dtype=torch.float64)
     means = [
@@ -149,7 +148,8 @@ def _together(outputs: list[ModelOutput], shares: list[float]) -> ModelOutput:
         for each in zip(*((o.loss, o.penalty) for o in outputs))
     ]
     tallies = [
-        _one_forward(sum(parts[1:], start=parts[0])) for parts in zip(*(o.tallies for o in outputs))
+        _as_one_forward(sum(parts[1:], start=parts[0]))
+        for parts in zip(*(o.tallies for o in outputs))
     ]
     samples = [
         sum(s for s in parts if s is not None) or None
@@ -158,6 +158,6 @@ def _together(outputs: list[ModelOutput], shares: list[float]) -> ModelOutput:
     return ModelOutput(means[0], None, means[1], tallies, samples, [])
 
 
-def _one_forward(tally: Tally) -> Tally:
+def _as_one_forward(tally: Tally) -> Tally:
     """The parts ran at the same time: one forward, whose loads are the sum."""
     return replace(tally, forwards=tally.loads.unsqueeze(0))

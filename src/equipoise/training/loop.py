@@ -35,11 +35,11 @@ from equipoise.results.run import (
 from equipoise.storage.atomic import remove_unfinished, write_json, write_text
 from equipoise.training import observers
 from equipoise.training.checkpoint import Checkpoints, TrainingState, refuse_other_config
-from equipoise.training.config import Config, read, write_yaml
-from equipoise.training.data.corpus import Corpus, prepare
+from equipoise.training.config import Config, read_config, write_yaml
+from equipoise.training.data.corpus import Corpus, prepare_corpus
 from equipoise.training.evaluation import summarise_training
 from equipoise.training.observers.progress_bar import on_a_terminal
-from equipoise.training.ranks import World, join
+from equipoise.training.ranks import World, join_ranks
 from equipoise.training.stopping import Stopped, StopSignals
 from equipoise.training.trainer import Trainer
 
@@ -57,11 +57,11 @@ def train(config: Config) -> RunResult:
     folder = Path(config.out)
     # also before the first checkpoint: metrics and trace would continue under other settings
     if config.resume and (folder / "config.yaml").exists():
-        refuse_other_config(folder, read(folder / "config.yaml").to_dict(), config.to_dict())
+        refuse_other_config(folder, read_config(folder / "config.yaml").to_dict(), config.to_dict())
     if config.resume and is_finished(folder):
         return load_result(folder)
     _refuse_to_overwrite(folder, config)
-    with join(config) as world:
+    with join_ranks(config) as world:
         trainer = Trainer(config, _prepare_on_first_rank(config, world), world)
         with StopSignals() as signals:
             return _run_to_end(TrainingRun(folder, trainer, signals))
@@ -289,11 +289,13 @@ def _prepare_on_first_rank(config: Config, world: World) -> Corpus:
 def _prepare_with_status(config: Config) -> Corpus:
     """On a terminal, with a line that says what is being done: the first time takes a while."""
     if not on_a_terminal():
-        return prepare(config.data, vocab_size=config.model.vocab_size, tokenizer=config.tokenizer)
+        return prepare_corpus(
+            config.data, vocab_size=config.model.vocab_size, tokenizer=config.tokenizer
+        )
     from rich.console import Console
 
     with Console(stderr=True).status("preparing data") as status:
-        return prepare(
+        return prepare_corpus(
             config.data,
             vocab_size=config.model.vocab_size,
             tokenizer=config.tokenizer,

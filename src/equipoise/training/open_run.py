@@ -26,8 +26,8 @@ from equipoise.training.checkpoint import (
     refuse_other_config,
     refuse_other_corpus,
 )
-from equipoise.training.config import Config, preset, read, update
-from equipoise.training.data.corpus import Corpus, prepare
+from equipoise.training.config import Config, preset, read_config, update_config
+from equipoise.training.data.corpus import Corpus, prepare_corpus
 from equipoise.training.ranks import World, choose_device
 from equipoise.training.trainer import Trainer
 
@@ -73,9 +73,11 @@ def open_run(folder: str | Path, *, device: str | None = None) -> OpenedRun:
     state = read_state(path)
     # read as a config first, so that settings younger than the checkpoint have their defaults
     there = dict(state["config"])
-    resolved = update(preset(str(there.pop("preset", "tiny"))), there)
+    resolved = update_config(preset(str(there.pop("preset", "tiny"))), there)
     refuse_other_config(path, resolved.to_dict(), config.to_dict())
-    corpus = prepare(config.data, vocab_size=config.model.vocab_size, tokenizer=config.tokenizer)
+    corpus = prepare_corpus(
+        config.data, vocab_size=config.model.vocab_size, tokenizer=config.tokenizer
+    )
     refuse_other_corpus(path, state["corpus"], corpus.digest)
     trainer = _build_trainer(config, corpus, device)
     weights = {f"model.{name}": tensor for name, tensor in trainer.net.state_dict().items()}
@@ -89,7 +91,7 @@ def read_run_config(folder: Path) -> Config:
     path = folder / "config.yaml"
     if not path.exists():
         raise ValueError(f"{folder} is not the folder of a training: there is no config.yaml in it")
-    return read(path)
+    return read_config(path)
 
 
 def _build_trainer(config: Config, corpus: Corpus, device: str | None) -> Trainer:

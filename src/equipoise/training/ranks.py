@@ -28,10 +28,10 @@ from equipoise.model import DeepSeekMoE
 from equipoise.training.config import Config
 
 # the newer name of broadcast_buffers
-_NEWER = "forward_sync_buffers"
+_NEW_NAME = "forward_sync_buffers"
 _SYNC_BUFFERS = (
-    _NEWER
-    if _NEWER in inspect.signature(DistributedDataParallel).parameters
+    _NEW_NAME
+    if _NEW_NAME in inspect.signature(DistributedDataParallel).parameters
     else "broadcast_buffers"
 )
 
@@ -71,7 +71,7 @@ class World:
 
 
 @contextlib.contextmanager
-def join(config: Config) -> Iterator[World]:
+def join_ranks(config: Config) -> Iterator[World]:
     """The process group: the one that is there, or the one torchrun describes, or none."""
     started = False
     if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -105,9 +105,9 @@ def _is_lost_rank(error: RuntimeError) -> bool:
 def _about_lost_rank(error: RuntimeError, config: Config) -> str:
     cause = str(error).splitlines()[0].split("] ")[-1].rstrip(".")
     return (
-        f"rank {dist.get_rank()} lost the others ({cause}): a rank or its machine has ended, or the "
-        f"network is cut (it waits {config.rank_timeout:g} s, --rank-timeout). Start all ranks again "
-        f"with --resume: {config.out} continues from its newest checkpoint"
+        f"rank {dist.get_rank()} lost the others ({cause}): a rank or its machine has ended, or "
+        f"the network is cut (it waits {config.rank_timeout:g} s, --rank-timeout). Start all ranks "
+        f"again with --resume: {config.out} continues from its newest checkpoint"
     )
 
 
@@ -148,7 +148,7 @@ def choose_device(config: Config) -> torch.device:
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind != "cuda":
-        return _device_named(kind)
+        return _check_device(kind)
     if not torch.cuda.is_available():
         raise ValueError(
             "device = 'cuda', but torch finds no CUDA device here: choose cpu, or install torch "
@@ -159,7 +159,7 @@ def choose_device(config: Config) -> torch.device:
     return device
 
 
-def _device_named(kind: str) -> torch.device:
+def _check_device(kind: str) -> torch.device:
     try:
         device = torch.device(kind)
         torch.zeros((), device=device)

@@ -21,7 +21,7 @@ from equipoise.routing import route
 from equipoise.trace import Trace, TraceAbout, TraceWriter
 from equipoise.training.config import Config
 from equipoise.training.data.batches import Batches
-from equipoise.training.data.corpus import Corpus, prepare
+from equipoise.training.data.corpus import Corpus, prepare_corpus
 from equipoise.training.open_run import open_run
 from equipoise.training.scores import choose_layers, watch_scores
 
@@ -94,7 +94,7 @@ def _tokens(own: Corpus, config: Config, data: str | None) -> np.ndarray:
     """The training's own texts, or others in its tokens."""
     if data is None:
         return own.train
-    return prepare(
+    return prepare_corpus(
         data, vocab_size=config.model.vocab_size, tokenizer=str(own.folder / "tokenizer.json")
     ).train
 

@@ -1,5 +1,5 @@
-"""Stopping when asked to: SIGTERM and Ctrl-C end the step that is running, write a checkpoint and
-leave.
+"""Stopping when asked to: after SIGTERM or Ctrl-C the step that is running ends, a checkpoint is
+written, and the process ends.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ class Stopped(KeyboardInterrupt):
 
 
 class StopSignals:
-    """Listens while the block runs. A second Ctrl-C is not polite any more and interrupts at once."""
+    """Notes signals while the block runs. A second Ctrl-C interrupts at once."""
 
     received: int = 0
     """the number of the signal that came, or 0"""
 
     def __enter__(self) -> StopSignals:
         self._before: dict[int, Any] = {}
-        if (
-            threading.current_thread() is threading.main_thread()
-        ):  # Python allows handlers nowhere else
+        # Python allows handlers in the main thread only
+        if threading.current_thread() is threading.main_thread():
             self._before = {
                 number: signal.signal(number, self._receive)
                 for number in (signal.SIGTERM, signal.SIGINT)

@@ -25,7 +25,12 @@ from equipoise.layers import Sample
 from equipoise.model import DeepSeekMoE, ModelOutput
 from equipoise.routing import Tally, metrics, reduce
 from equipoise.training.config import Config
-from equipoise.training.data.batches import Batches, cut, validation_batches, validation_windows
+from equipoise.training.data.batches import (
+    Batches,
+    cut_windows,
+    validation_batches,
+    validation_windows,
+)
 from equipoise.training.data.corpus import Corpus
 from equipoise.training.evaluation import (
     Validation,
@@ -280,7 +285,7 @@ class Trainer:
         most = -(
             -len(self._validation_windows()) // world.ranks
         )  # sequences of the rank that has most
-        mine += [(*cut(tokens, [0], S), False)] * (-(-most // self.micro_batch) - len(mine))
+        mine += [(*cut_windows(tokens, [0], S), False)] * (-(-most // self.micro_batch) - len(mine))
         for inputs, targets, counts in mine:
             yield inputs.to(world.device), targets.to(world.device), counts
 

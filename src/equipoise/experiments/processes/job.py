@@ -10,7 +10,7 @@ from pathlib import Path
 
 from equipoise.results.run import FAILURE_FILE, is_finished
 from equipoise.storage.atomic import write_json
-from equipoise.training.config import Config, read
+from equipoise.training.config import Config, read_config
 from equipoise.training.settings import describe_differences, refuse_other_settings
 
 ERRORS_FILE = "errors.txt"
@@ -40,7 +40,7 @@ def refuse_other_run(job: Job) -> None:
     if path.exists():
         refuse_other_settings(
             f"{job.folder} holds a run with other settings",
-            describe_differences(read(path).to_dict(), job.config.to_dict()),
+            describe_differences(read_config(path).to_dict(), job.config.to_dict()),
             "Choose another folder, or delete that one",
         )
 

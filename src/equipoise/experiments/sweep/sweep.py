@@ -39,7 +39,7 @@ from equipoise.results.sweep import (
 )
 from equipoise.storage.atomic import write_json
 from equipoise.storage.renamed import accept_old_argument
-from equipoise.training.data.corpus import prepare
+from equipoise.training.data.corpus import prepare_corpus
 from equipoise.training.settings import MAY_CHANGE, describe_differences, refuse_other_settings
 
 ENGINES = ("local", "ray")
@@ -125,7 +125,7 @@ def _run(engine: Engine, trials: Sequence[Trial], *, prepare_first: bool) -> Non
             for data, size, coder in {
                 (job.config.data, job.config.model.vocab_size, job.config.tokenizer) for job in todo
             }:
-                prepare(data, vocab_size=size, tokenizer=coder)
+                prepare_corpus(data, vocab_size=size, tokenizer=coder)
         if todo:
             engine.run(todo, display)
 

@@ -88,7 +88,7 @@ def _list_pieces(data: str) -> list[_TextPiece]:
         return [piece for file in texts._text_files(path) for piece in _pieces_of_file(file)]
     if path.exists():
         return _pieces_of_file(path)
-    return [_TextPiece(text) for _, text in texts.find(data).documents()]
+    return [_TextPiece(text) for _, text in texts.find_texts(data).documents()]
 
 
 def _pieces_of_file(path: Path) -> list[_TextPiece]:

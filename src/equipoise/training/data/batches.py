@@ -3,8 +3,8 @@
 Tokens are cut into windows of S + 1, each beginning where the one before it has its last token:
 every token is once an input and once a target. An epoch goes through all windows in an order that
 follows from the seed and the number of the epoch; step n takes the next B of them. So there is
-nothing to save but n, and a resumed run goes on with the very batch that was next. Every rank takes
-its own part of the batch: together they see what one process alone would have seen.
+nothing to save but n, and a resumed run continues with the very batch that was next. Every rank
+takes its own part of the batch: together they see what one process alone would have seen.
 """
 
 from __future__ import annotations
@@ -54,18 +54,19 @@ class Batches:
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets (B / ranks, S) of a step, counted from 0."""
         places = range(step * self.batch_size, (step + 1) * self.batch_size)[self._mine]
-        return cut(self.tokens, [self._window(place) for place in places], self.sequence_length)
+        return cut_windows(
+            self.tokens, [self._window(place) for place in places], self.sequence_length
+        )
 
     def epoch(self, step: int) -> float:
-        """How often the corpus was gone through before this step."""
+        """How many times the corpus was read before this step."""
         return step * self.batch_size / self.windows
 
     def _window(self, place: int) -> int:
         epoch, place = divmod(place, self.windows)
         if epoch not in self._orders:
-            self._orders = {
-                n: order for n, order in self._orders.items() if n == epoch - 1
-            }  # a batch may span two
+            # the one before is kept: a batch may span two
+            self._orders = {n: order for n, order in self._orders.items() if n == epoch - 1}
             self._orders[epoch] = np.random.default_rng([self.seed, epoch]).permutation(
                 self.windows
             )
@@ -76,14 +77,13 @@ def validation_windows(tokens: np.ndarray, sequence_length: int, number: int) ->
     """Which windows validate: `number` of them spread evenly over the whole split, always the same;
     all of them for 0.
 
-    Texts next to each other are alike, so the first ones would say how a few files do and not how
-    the split does.
+    Texts next to each other are alike, so the first windows would show the loss of a few files and
+    not that of the split.
     """
     windows = num_windows(tokens, sequence_length, "validation")
     count = min(number or windows, windows)
-    return [
-        (2 * n + 1) * windows // (2 * count) for n in range(count)
-    ]  # the middles of equal parts
+    # the middles of equal parts
+    return [(2 * n + 1) * windows // (2 * count) for n in range(count)]
 
 
 def validation_batches(
@@ -97,21 +97,23 @@ def validation_batches(
     """This rank's share of the windows that validate, at most batch_size at a time."""
     mine = validation_windows(tokens, sequence_length, number)[rank::ranks]
     for start in range(0, len(mine), batch_size):
-        yield cut(tokens, mine[start : start + batch_size], sequence_length)
+        yield cut_windows(tokens, mine[start : start + batch_size], sequence_length)
 
 
 def num_windows(tokens: np.ndarray, sequence_length: int, split: str = "training") -> int:
+    """How many windows of S + 1 tokens there are; an error if there is none."""
     windows = (len(tokens) - 1) // sequence_length
     if windows < 1:
         raise ValueError(
             f"the corpus has {len(tokens)} {split} tokens, too few for one sequence of "
-            f"{sequence_length} and its last "
-            "target: take more text or a shorter sequence_length"
+            f"{sequence_length} and its last target: take more text or a shorter sequence_length"
         )
     return windows
 
 
-def cut(tokens: np.ndarray, windows: list[int], sequence_length: int) -> tuple[Tensor, Tensor]:
+def cut_windows(
+    tokens: np.ndarray, windows: list[int], sequence_length: int
+) -> tuple[Tensor, Tensor]:
     """Inputs and targets (len(windows), S)."""
     S = sequence_length
     rows = torch.from_numpy(

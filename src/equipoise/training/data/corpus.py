@@ -1,9 +1,9 @@
 """Corpus: texts as numbers, in files that are mapped into memory and not read.
 
-    corpus = prepare("docstrings", vocab_size=4096)     seconds to a minute the first time, then at once
-    corpus.train[:10]                                   a numpy array on the disk
+    corpus = prepare_corpus("docstrings", vocab_size=4096)    up to a minute the first time
+    corpus.train[:10]                                         a numpy array on the disk
 
-Prepared corpora live in the cache (storage/cache.py), in a folder named by what they follow from:
+Prepared corpora are in the cache (storage/cache.py), in a folder named by what they follow from:
 
     train.bin, validation.bin    token numbers, little-endian uint16 or uint32
     tokenizer.json               of the library `tokenizers`
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,10 @@ from equipoise.storage.cache import cache_folder
 from equipoise.training.data import texts
 from equipoise.training.data.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
 
-FORMAT = 3
-"""raise it when the same texts would give other tokens than before"""
-TOGETHER = 64  # documents encoded in one call, by as many threads as there are
+CORPUS_FORMAT = 3
+"""Raise it when the same texts would give other tokens than before."""
+ENCODED_TOGETHER = 64
+"""documents in one call, which shares them out over all threads"""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Corpus:
     validation: np.ndarray
 
 
-def prepare(
+def prepare_corpus(
     data: str,
     *,
     vocab_size: int,
@@ -62,24 +63,25 @@ def prepare(
             gpt2 for wikitext-103 and bpe otherwise.
         report: called with what is being done, where that takes long.
     """
-    source = texts.find(data)
+    source = texts.find_texts(data)
     if tokenizer == "auto":
         tokenizer = "gpt2" if data == "wikitext-103" else "bpe"
     recipe = {
-        "format": FORMAT,
+        "format": CORPUS_FORMAT,
         "texts": source.fingerprint,
-        "tokenizer": {"bpe": vocab_size} if tokenizer == "bpe" else _fingerprint(tokenizer),
+        "tokenizer": {"bpe": vocab_size}
+        if tokenizer == "bpe"
+        else _tokenizer_fingerprint(tokenizer),
     }
     key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
     folder = cache_folder() / "corpora" / f"{source.name}-{key}"
     if not (folder / "corpus.json").exists():
-        _make(folder, source, recipe, tokenizer, vocab_size, report)
+        _make_corpus(folder, source, recipe, tokenizer, vocab_size, report)
     corpus = open_corpus(folder)
     if corpus.vocab_size > vocab_size:
         raise ValueError(
             f"the tokenizer {tokenizer!r} has {corpus.vocab_size} entries, the model's "
-            f"vocab_size is {vocab_size}: raise it, "
-            "or take another tokenizer"
+            f"vocab_size is {vocab_size}: raise it, or take another tokenizer"
         )
     return corpus
 
@@ -106,10 +108,10 @@ def open_corpus(folder: Path) -> Corpus:
     )
 
 
-def _make(
+def _make_corpus(
     folder: Path,
     source: texts.Texts,
-    recipe: dict[str, Any],
+    recipe: Mapping[str, object],
     tokenizer: str,
     vocab_size: int,
     report: Callable[[str], None],
@@ -148,11 +150,12 @@ def _make(
 def _write_tokens(path: Path, coder: Any, documents: list[str], dtype: np.dtype) -> int:
     """Every document, each followed by the token that ends a text."""
     end, written = coder.token_to_id(END_OF_TEXT), 0
-    coder.encode_special_tokens = True  # a text that speaks of the token does not end there
+    # a text that quotes the end token does not end there
+    coder.encode_special_tokens = True
     with path.open("wb") as file:
-        for start in range(0, len(documents), TOGETHER):
+        for start in range(0, len(documents), ENCODED_TOGETHER):
             for encoding in coder.encode_batch_fast(
-                documents[start : start + TOGETHER], add_special_tokens=False
+                documents[start : start + ENCODED_TOGETHER], add_special_tokens=False
             ):
                 ids = np.array([*encoding.ids, end], dtype)
                 file.write(ids.tobytes())
@@ -160,7 +163,7 @@ def _write_tokens(path: Path, coder: Any, documents: list[str], dtype: np.dtype)
     return written
 
 
-def _fingerprint(tokenizer: str) -> dict[str, str]:
+def _tokenizer_fingerprint(tokenizer: str) -> dict[str, str]:
     path = Path(tokenizer).expanduser()
     if not path.exists():
         return {"name": tokenizer}

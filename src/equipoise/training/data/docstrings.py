@@ -21,7 +21,7 @@ from pathlib import Path
 # torch brings sympy and networkx; the rest are equipoise's own. Whatever else is installed stays
 # out: it would make the corpus another one on every machine.
 LIBRARIES = ("torch", "numpy", "scipy", "sympy", "networkx", "numba")
-LEFT_OUT = {
+SKIPPED_FOLDERS = {
     "test",
     "tests",
     "site-packages",
@@ -32,10 +32,11 @@ LEFT_OUT = {
     "_inductor",
     "caffe2",
 }
-SHORTEST = 80  # characters; below that they say "Return self."
+MIN_CHARACTERS = 80
+"""Shorter docstrings say nothing, such as "Return self"."""
 
 
-def versions() -> dict[str, str]:
+def library_versions() -> dict[str, str]:
     """Of everything that is read: the same versions give the same documents."""
     found = {"python": platform.python_version()}
     for name in LIBRARIES:
@@ -47,35 +48,35 @@ def versions() -> dict[str, str]:
 
 
 def documents() -> Iterator[tuple[str, list[str]]]:
-    """(name of the file, those of its docstrings that were in no file before), in the order of
-    names.
-    """
+    """(name of the file, its docstrings that were in no file before), in the order of names."""
     seen: set[str] = set()
     for library in ("python", *LIBRARIES):
-        for path, root in _sources(library):
-            new = [text for text in dict.fromkeys(_docstrings(path)) if text not in seen]
+        for path, root in _source_files(library):
+            new = [text for text in dict.fromkeys(_docstrings_in(path)) if text not in seen]
             seen.update(new)
             if new:
                 yield f"{library}/{path.relative_to(root).as_posix()}", new
 
 
-def _sources(library: str) -> Iterator[tuple[Path, Path]]:
+def _source_files(library: str) -> Iterator[tuple[Path, Path]]:
     """(file, the folder its name is relative to)"""
-    for root in _roots(library):
+    for root in _library_folders(library):
         files = (
-            path for path in root.rglob("*.py") if not LEFT_OUT & set(path.relative_to(root).parts)
+            path
+            for path in root.rglob("*.py")
+            if not SKIPPED_FOLDERS & set(path.relative_to(root).parts)
         )
         yield from ((path, root) for path in sorted(files))
 
 
-def _roots(library: str) -> list[Path]:
+def _library_folders(library: str) -> list[Path]:
     if library == "python":
         return [Path(sysconfig.get_path("stdlib"))]
     spec = importlib.util.find_spec(library)
     return [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
 
 
-def _docstrings(path: Path) -> Iterator[str]:
+def _docstrings_in(path: Path) -> Iterator[str]:
     """Those worth reading, of the module, its classes and functions, and those handed to functions
     that attach them.
     """
@@ -87,17 +88,18 @@ def _docstrings(path: Path) -> Iterator[str]:
         return
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # other people's escape sequences
+            # about escape sequences in code that is not ours
+            warnings.simplefilter("ignore")
             tree = ast.parse(source)
     except SyntaxError:
         return  # templates, and files for other versions of Python
-    for node in (tree, *_statements(tree)):
-        text = _docstring(node)
-        if text is not None and len(text) >= SHORTEST:
+    for node in (tree, *_statements_in(tree)):
+        text = _docstring_of(node)
+        if text is not None and len(text) >= MIN_CHARACTERS:
             yield text
 
 
-def _statements(node: ast.AST) -> Iterator[ast.stmt]:
+def _statements_in(node: ast.AST) -> Iterator[ast.stmt]:
     """All statements inside a node. Most nodes of a tree are expressions: leaving them out halves
     the time.
     """
@@ -105,10 +107,10 @@ def _statements(node: ast.AST) -> Iterator[ast.stmt]:
         for inner in getattr(node, field, ()):
             if isinstance(inner, ast.stmt):
                 yield inner
-            yield from _statements(inner)
+            yield from _statements_in(inner)
 
 
-def _docstring(node: ast.AST) -> str | None:
+def _docstring_of(node: ast.AST) -> str | None:
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         return ast.get_docstring(node)
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):

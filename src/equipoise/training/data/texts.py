@@ -21,6 +21,8 @@ SPLITS = ("train", "validation")
 
 
 class Texts(NamedTuple):
+    """A source of documents."""
+
     name: str
     fingerprint: dict[str, Any]
     """what the documents follow from: versions of packages, or digests of files"""
@@ -28,37 +30,36 @@ class Texts(NamedTuple):
     """(split, text) of every document, always in the same order"""
 
 
-def find(data: str) -> Texts:
+def find_texts(data: str) -> Texts:
     """The texts called "docstrings" or "wikitext-103", or those of a local file or folder."""
     if data == "docstrings":
-        return Texts("docstrings", {"docstrings": docstrings.versions()}, _docstrings)
+        return Texts("docstrings", {"docstrings": docstrings.library_versions()}, _docstring_texts)
     if data == "wikitext-103":
-        return Texts("wikitext-103", {"dataset": WIKITEXT}, _wikitext)
+        return Texts("wikitext-103", {"dataset": WIKITEXT_DATASET}, _wikitext_articles)
     path = Path(data).expanduser()
     if not path.exists():
         raise ValueError(
             f"no data {data!r}: it is neither 'docstrings' nor 'wikitext-103', and no file or "
             "folder has that name"
         )
-    return _local(path)
+    return _local_texts(path)
 
 
-# -- docstrings
-#  --------------------------------------------------------------------------------------------------------
+# docstrings
 
 
-def _docstrings() -> Iterator[tuple[str, str]]:
+def _docstring_texts() -> Iterator[tuple[str, str]]:
     """Split by docstring, so that both sides hold every package and every kind of file. No text is
     on both sides, since equal docstrings were kept once. (Split by file, validation was a handful
     of files unlike the rest.)
     """
     for _, texts in docstrings.documents():
         for split in SPLITS:
-            if some := [text for text in texts if _split(text) == split]:
+            if some := [text for text in texts if _split_of(text) == split]:
                 yield split, "\n\n".join(some)
 
 
-def _split(text: str) -> str:
+def _split_of(text: str) -> str:
     """By the text alone, so that it stays on its side whatever else is there."""
     percent = (
         int.from_bytes(hashlib.sha256(text.encode(errors="replace")).digest()[:4], "big") % 100
@@ -66,22 +67,21 @@ def _split(text: str) -> str:
     return "validation" if percent < VALIDATION_PERCENT else "train"
 
 
-# -- local files
-#  -------------------------------------------------------------------------------------------------------
+# local files
 
 TEXT_FILES = (".txt", ".md", ".rst", ".tokens", ".raw", ".text")
 
 
-def _local(path: Path) -> Texts:
+def _local_texts(path: Path) -> Texts:
     files = [path] if path.is_file() else _text_files(path)
     fingerprint = {
-        file.name if path.is_file() else str(file.relative_to(path)): _digest(file)
+        file.name if path.is_file() else str(file.relative_to(path)): _file_digest(file)
         for file in files
     }
     return Texts(
         path.name,
         {"files": fingerprint},
-        lambda: _one_file(path) if path.is_file() else _folder(path, files),
+        lambda: _split_one_file(path) if path.is_file() else _split_folder(path, files),
     )
 
 
@@ -96,71 +96,75 @@ def _text_files(folder: Path) -> list[Path]:
     return files
 
 
-EVERY = 100 // VALIDATION_PERCENT  # one in so many is for validation
-PIECES = 10  # of a file that are for validation, if it has lines enough
+VALIDATION_EVERY = 100 // VALIDATION_PERCENT
+"""one in so many is for validation"""
+VALIDATION_PIECES = 10
+"""of a file that are for validation, if it has enough lines"""
 
 
-def _one_file(path: Path) -> Iterator[tuple[str, str]]:
-    lines = _lines(path)
+def _split_one_file(path: Path) -> Iterator[tuple[str, str]]:
+    lines = _read_lines(path)
     if len(lines) < 2:
         raise ValueError(f"{path} has {len(lines)} lines: too few to keep some for validation")
-    if len(lines) >= EVERY:
-        yield from _cut(lines)
+    if len(lines) >= VALIDATION_EVERY:
+        yield from _cut_file(lines)
         return
     yield "train", "".join(lines[:-1])
     yield "validation", lines[-1]
 
 
-def _cut(lines: list[str]) -> Iterator[tuple[str, str]]:
+def _cut_file(lines: list[str]) -> Iterator[tuple[str, str]]:
     """Pieces from all over a file are for validation: its end may be unlike the rest."""
-    size = max(1, len(lines) // (EVERY * PIECES))
-    for start in range(0, len(lines), EVERY * size):
-        learnt = start + (EVERY - 1) * size
+    size = max(1, len(lines) // (VALIDATION_EVERY * VALIDATION_PIECES))
+    for start in range(0, len(lines), VALIDATION_EVERY * size):
+        learnt = start + (VALIDATION_EVERY - 1) * size
         yield "train", "".join(lines[start:learnt])
-        if held_out := lines[learnt : start + EVERY * size]:
+        if held_out := lines[learnt : start + VALIDATION_EVERY * size]:
             yield "validation", "".join(held_out)
 
 
-def _folder(folder: Path, files: list[Path]) -> Iterator[tuple[str, str]]:
-    """As the files' names say (train, valid, test; test is left alone), else every twentieth is for
-    validation; where there are fewer, pieces of each.
+def _split_folder(folder: Path, files: list[Path]) -> Iterator[tuple[str, str]]:
+    """As the files' names say (train, valid, test; test is not read). Otherwise every twentieth
+    file is for validation, or pieces of each where there are fewer.
     """
     named = {file: _split_by_name(file.relative_to(folder)) for file in files}
     if {"train", "validation"} <= set(named.values()):
         if unnamed := [file.relative_to(folder) for file, split in named.items() if split is None]:
             raise ValueError(
                 f"{folder}: some names say train and some valid, but {unnamed[0]} and "
-                f"{len(unnamed) - 1} more say neither: "
-                "rename them, or put them elsewhere"
+                f"{len(unnamed) - 1} more say neither: rename them, or put them elsewhere"
             )
         for file, split in named.items():
             if split in SPLITS:
-                yield split, _read(file)
+                yield split, _read_text(file)
         return
     if len(files) < 2:
-        yield from _one_file(files[0])
+        yield from _split_one_file(files[0])
         return
-    if len(files) < EVERY:
-        yield from _few_files(files)
+    if len(files) < VALIDATION_EVERY:
+        yield from _split_few_files(files)
         return
     for n, file in enumerate(files):
-        yield "validation" if n % EVERY == EVERY - 1 else "train", _read(file)
+        yield (
+            "validation" if n % VALIDATION_EVERY == VALIDATION_EVERY - 1 else "train",
+            _read_text(file),
+        )
 
 
-def _few_files(files: list[Path]) -> Iterator[tuple[str, str]]:
-    """A whole one held out may be unlike the others, so each is cut; if none has lines enough, the
-    last one is held out.
+def _split_few_files(files: list[Path]) -> Iterator[tuple[str, str]]:
+    """A whole file held out may be unlike the others, so pieces of each are; if none has enough
+    lines, the last file is held out.
     """
-    long = {file for file in files if len(_lines(file)) >= EVERY} or {files[-1]}
+    long = {file for file in files if len(_read_lines(file)) >= VALIDATION_EVERY} or {files[-1]}
     for file in files:
-        lines = _lines(file)
-        if len(lines) >= EVERY:
-            yield from _cut(lines)
+        lines = _read_lines(file)
+        if len(lines) >= VALIDATION_EVERY:
+            yield from _cut_file(lines)
         else:
             yield "validation" if file in long else "train", "".join(lines)
 
 
-NAMES = {
+SPLIT_NAMES = {
     "train": {"train", "training"},
     "validation": {"valid", "validation", "val", "dev"},
     "test": {"test", "testing"},
@@ -170,14 +174,14 @@ NAMES = {
 def _split_by_name(path: Path) -> str | None:
     """By whole words: constraints.txt is not for training."""
     words = set(re.split("[^a-z]+", str(path).lower()))
-    return next((split for split, names in NAMES.items() if words & names), None)
+    return next((split for split, names in SPLIT_NAMES.items() if words & names), None)
 
 
-def _lines(path: Path) -> list[str]:
-    return _read(path).splitlines(keepends=True)
+def _read_lines(path: Path) -> list[str]:
+    return _read_text(path).splitlines(keepends=True)
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -186,34 +190,31 @@ def _read(path: Path) -> str:
         ) from None
 
 
-def _digest(path: Path) -> str:
+def _file_digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# -- WikiText-103
-#  ------------------------------------------------------------------------------------------------------
+# WikiText-103
 
-WIKITEXT = ("Salesforce/wikitext", "wikitext-103-raw-v1")
+WIKITEXT_DATASET = ("Salesforce/wikitext", "wikitext-103-raw-v1")
 
 
-def _wikitext() -> Iterator[tuple[str, str]]:
-    """The paper's data. Lines are joined to articles, each of which begins with a line ` = Title =
-    `.
-    """
+def _wikitext_articles() -> Iterator[tuple[str, str]]:
+    """The paper's data. Lines are joined to articles; each begins with a line ` = Title = `."""
     datasets = import_optional("datasets", extra="wikitext")
     try:
-        rows = datasets.load_dataset(*WIKITEXT)
+        rows = datasets.load_dataset(*WIKITEXT_DATASET)
     except (OSError, ConnectionError, datasets.exceptions.DatasetsError) as error:
         raise ValueError(
             f"WikiText-103 could not be fetched ({error}). On a machine with a network, this "
             "writes it into two files:\n"
-            f"  import datasets; rows = datasets.load_dataset{WIKITEXT!r}\n"
+            f"  import datasets; rows = datasets.load_dataset{WIKITEXT_DATASET!r}\n"
             "  for split in ('train', 'validation'): open(split + '.txt', "
             "'w').writelines(rows[split]['text'])\n"
             "Put them into a folder here and pass it with --data FOLDER; and with --tokenizer "
-            "FOLDER one that holds GPT-2's "
-            "vocab.json and merges.txt, from the model gpt2 of the same hub"
+            "FOLDER one that holds GPT-2's vocab.json and merges.txt, from the model gpt2 of the "
+            "same hub"
         ) from error
     for split in SPLITS:
         yield from ((split, article) for article in _articles(rows[split]["text"]))

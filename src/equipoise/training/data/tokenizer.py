@@ -1,4 +1,4 @@
-"""Tokenizers: byte-level BPE, trained here or brought along."""
+"""Tokenizers: byte-level BPE, trained here or made elsewhere."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Any
 from equipoise.storage.optional import import_optional
 
 END_OF_TEXT = "<|endoftext|>"
-SMALLEST = 257  # every byte, and the end of a text
+MIN_VOCABULARY = 257
+"""every byte, and the end of a text"""
 
 # how people name the two files of a GPT-2 tokenizer
-PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
+GPT2_FILES = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
 
 
 def train_tokenizer(documents: Iterable[str], vocab_size: int) -> Any:
-    """A byte-level BPE: any text can be said in it. The same documents give the same tokenizer."""
-    if vocab_size < SMALLEST:
+    """A byte-level BPE: it can encode any text. The same documents give the same tokenizer."""
+    if vocab_size < MIN_VOCABULARY:
         raise ValueError(
-            f"a byte-level tokenizer has at least {SMALLEST} entries: vocab_size = {vocab_size} "
-            "is too few"
+            f"a byte-level tokenizer has at least {MIN_VOCABULARY} entries: vocab_size = "
+            f"{vocab_size} is too few"
         )
     tokenizers = import_optional("tokenizers", extra="train")
     coder = _byte_level(tokenizers, tokenizers.models.BPE())
@@ -45,7 +46,8 @@ def load_tokenizer(name: str) -> Any:
         raise ValueError(
             f"the tokenizer {name!r} has no entry {END_OF_TEXT}, which must stand between texts"
         )
-    coder.no_truncation()  # a file may ask for either, and texts are to be read whole
+    # a file may ask for either, and texts are to be read whole
+    coder.no_truncation()
     coder.no_padding()
     return coder
 
@@ -57,11 +59,11 @@ def _from_path(tokenizers: Any, path: Path) -> Any:
             return tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises bare Exceptions
             raise ValueError(f"{file} is no tokenizer.json: {error}") from None
-    for vocabulary, merges in PAIRS:
+    for vocabulary, merges in GPT2_FILES:
         if (path / vocabulary).exists() and (path / merges).exists():
             bpe = tokenizers.models.BPE.from_file(str(path / vocabulary), str(path / merges))
             return _byte_level(tokenizers, bpe)
-    wanted = " or ".join(" and ".join(pair) for pair in PAIRS)
+    wanted = " or ".join(" and ".join(pair) for pair in GPT2_FILES)
     raise ValueError(f"{path} holds no tokenizer: looked for tokenizer.json, or {wanted}")
 
 
@@ -71,10 +73,8 @@ def _from_hub(tokenizers: Any, name: str) -> Any:
     except Exception as error:  # the library raises bare Exceptions
         raise ValueError(
             f"the tokenizer {name!r} could not be fetched ({error}). It is neither a file nor a "
-            "folder here. On a machine with "
-            "a network download its tokenizer.json (for gpt2: or vocab.json and merges.txt), and "
-            "pass the folder that holds it "
-            "with --tokenizer FOLDER"
+            "folder here. On a machine with a network download its tokenizer.json (for gpt2: or "
+            "vocab.json and merges.txt), and pass the folder that holds it with --tokenizer FOLDER"
         ) from None
 
 
