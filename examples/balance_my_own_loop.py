@@ -28,9 +28,8 @@ config = Glm4MoeConfig(
 model = Glm4MoeForCausalLM(config).train()  # yours: from_pretrained(...)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-balancing = equipoise.balance(
-    model, "curvature"
-)  # or "deepseek", update_rate=1e-3, or any other with a shift
+# or "deepseek", update_rate=1e-3, or any other method with a shift
+balancing = equipoise.balance(model, "curvature")
 print(balancing)  # what was found
 
 for step in range(30):

@@ -37,9 +37,8 @@ def base():
 
 model = get_peft_model(base(), LoraConfig(r=4, target_modules=["q_proj", "o_proj"])).train()
 optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-3)
-balancing = equipoise.balance(
-    model, "deepseek", update_rate=2e-3, optimizer=optimizer
-)  # steps by itself
+# steps after every step of the optimizer
+balancing = equipoise.balance(model, "deepseek", update_rate=2e-3, optimizer=optimizer)
 
 for _ in range(20):
     starts = torch.randint(0, len(text) - 64, (8,))

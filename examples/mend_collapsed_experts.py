@@ -12,9 +12,8 @@ import transformers
 import equipoise
 
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 and sys.argv[1].isdigit() else 12
-words = (
-    Path(torch.nn.functional.__file__).read_text().split()
-)  # real text: code and its documentation
+# real text: code and its documentation
+words = Path(torch.nn.functional.__file__).read_text().split()
 vocabulary = {word: number for number, word in enumerate(dict.fromkeys(words))}
 text = torch.tensor([vocabulary[word] for word in words])
 rows = [{"input_ids": part, "labels": part} for part in text[: len(text) // 64 * 64].view(-1, 64)]

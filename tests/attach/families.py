@@ -103,9 +103,8 @@ class Family:
                 and not parameter.is_meta
                 and not parameter.any()
             ):
-                torch.nn.init.normal_(
-                    parameter, std=0.1
-                )  # some gates start at 0, where all scores tie
+                # some gates start at 0, where all scores tie
+                torch.nn.init.normal_(parameter, std=0.1)
         return model
 
     def _build(self) -> torch.nn.Module:
@@ -126,9 +125,8 @@ class Family:
 
     def _part(self, kind: str, name: str) -> Any:
         module = importlib.import_module(f"transformers.models.{self.name}.{kind}_{self.name}")
-        return getattr(module, name, None) or getattr(
-            module, name.replace("VLMoe", "VL_Moe")
-        )  # as 5.0 spelt it
+        as_in_5_0 = name.replace("VLMoe", "VL_Moe")
+        return getattr(module, name, None) or getattr(module, as_in_5_0)
 
 
 def _is_a_number(config: Any, name: str) -> bool:
@@ -247,9 +245,8 @@ WITHOUT_BIAS = [
     ),
     Family("granitemoeshared", score="identity"),
     Family("hunyuan_v1_moe"),
-    Family(
-        "jamba", overrides={"use_mamba_kernels": False}
-    ),  # older ones want CUDA kernels otherwise
+    # older ones want CUDA kernels otherwise
+    Family("jamba", overrides={"use_mamba_kernels": False}),
     Family("llama4", score="identity"),
     Family("mellum"),
     Family("minimax"),
@@ -263,9 +260,8 @@ WITHOUT_BIAS = [
     Family("qwen3_moe"),
     Family("qwen3_next"),
     Family("qwen3_omni_moe", parts=("Qwen3OmniMoeTextConfig", "Qwen3OmniMoeThinkerTextModel")),
-    Family(
-        "qwen3_vl_moe", overrides={"pad_token_id": 0}
-    ),  # 5.0's config has none, and its model asks for it
+    # 5.0's config has none, and its model asks for it
+    Family("qwen3_vl_moe", overrides={"pad_token_id": 0}),
     Family("qwen4_exp"),
     Family("unlimited_ocr", parts=("UnlimitedOcrTextConfig", "UnlimitedOcrTextModel")),
 ]

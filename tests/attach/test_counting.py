@@ -11,12 +11,8 @@ import equipoise
 from equipoise.attach.count.states import ForwardPhase
 from tests.attach.tools import LENGTH, ROWS, batch, choice, forward, shift_of, tiny
 
-KINDS = [
-    "deepseek_v3",
-    "minimax_m2",
-    "mixtral",
-    "dbrx",
-]  # bias in the gate, bias in the block, none, choice in the block
+# bias in the gate, bias in the block, no bias, choice in the block
+KINDS = ["deepseek_v3", "minimax_m2", "mixtral", "dbrx"]
 WHOLE = ROWS * LENGTH * 2
 
 
@@ -72,7 +68,7 @@ def test_packed_sequences_count_whole():
     assert {sum(loads) for loads in loads_of(model, inputs).values()} == {WHOLE}
 
 
-def test_a_mask_of_another_shape_is_told():
+def test_a_mask_of_another_shape_is_reported():
     model, inputs = tiny("deepseek_v3"), batch()
     equipoise.balance(model)
     inputs["attention_mask"] = torch.ones(ROWS, 1, LENGTH, LENGTH, dtype=torch.bool).tril()
@@ -144,9 +140,8 @@ def test_frozen_layers_keep_their_shift(name):
     assert not frozen.applied_shift.any()
     assert free.applied_shift.any()
     assert frozen.name in str(balancing).splitlines()[-1]
-    assert (
-        sum(balancing.metrics(loads=True)["loads"][frozen.name]) == WHOLE
-    )  # looked at all the same
+    # but it is counted
+    assert sum(balancing.metrics(loads=True)["loads"][frozen.name]) == WHOLE
 
 
 @pytest.mark.parametrize("balancer", ["deepseek", "quantile"])
@@ -193,9 +188,8 @@ def test_a_loaded_bias_is_taken_over():
     moved = shift_of(balancing) - torch.linspace(-1, 3, 8)
     assert moved.any()
     assert moved.abs().max() <= 0.5
-    torch.testing.assert_close(
-        shift_of(balancing).mean(), torch.tensor(1.0)
-    )  # the loaded mean is kept
+    # the loaded mean is kept
+    torch.testing.assert_close(shift_of(balancing).mean(), torch.tensor(1.0))
 
 
 @pytest.mark.slow

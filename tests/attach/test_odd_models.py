@@ -77,7 +77,7 @@ def test_inference_between_steps_counts_nothing(name):
     assert step(model, balancing) == {WHOLE}
 
 
-def test_a_model_in_evaluation_is_told():
+def test_a_model_in_evaluation_is_reported():
     model = tiny("deepseek_v3").eval()
     balancing = equipoise.balance(model)
     with pytest.raises(RuntimeError, match=r"model\.train\(\)"):
@@ -105,7 +105,7 @@ def test_a_part_is_not_balanced_twice():
         equipoise.balance(model)
 
 
-def test_a_model_compiled_before_is_counted_or_told():
+def test_a_model_compiled_before_is_counted_or_reported():
     """What was traced without hooks stays so: nothing is counted, and step() says why."""
     model = tiny("deepseek_v3")
     compiled = torch.compile(model, backend="eager")

@@ -10,13 +10,22 @@ import pytest
 ROOT = Path(__file__).parents[2]
 OLDEST = "5.0.0"
 KEPT = ("torch", "numpy", "numba", "llvmlite", "scipy", "safetensors", "accelerate", "pytest")
-FILES = ("test_routers", "test_every_family", "test_trainer", "test_doctor")
+FILES = (
+    "attach/test_routers",
+    "attach/test_every_family",
+    "attach/test_trainer",
+    "integrations/test_doctor",
+)
 
 
 def run(*command, **options):
     answer = subprocess.run(command, capture_output=True, text=True, check=False, **options)
     assert answer.returncode == 0, answer.stdout[-4000:] + answer.stderr[-2000:]
     return answer.stdout
+
+
+def test_the_files_are_there():
+    assert all((ROOT / "tests" / f"{name}.py").is_file() for name in FILES)
 
 
 @pytest.mark.slow
@@ -31,18 +40,6 @@ def test_the_oldest_transformers_is_balanced_too(tmp_path):
     run(*install, "torch")
     run(*install, f"transformers=={OLDEST}", "accelerate", "numba", "scipy", "pytest")
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    files = [f"tests/attach/{name}.py" for name in FILES]
-    told = run(
-        python,
-        "-m",
-        "pytest",
-        "-q",
-        "-m",
-        "not slow",
-        "-p",
-        "no:cacheprovider",
-        *files,
-        cwd=ROOT,
-        env=environment,
-    )
-    assert "passed" in told
+    files = [f"tests/{name}.py" for name in FILES]
+    command = (python, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *files)
+    assert "passed" in run(*command, cwd=ROOT, env=environment)

@@ -53,8 +53,8 @@ def compare(balancing, alone, rule, batches):
     for mine, theirs in zip(balancing.routers, twin.routers):
         assert torch.equal(mine.applied_shift, theirs.applied_shift), mine.name
         assert mine.applied_shift.any()
-        if mine.router.bias is not None:
-            assert torch.equal(mine.router.bias.read(), theirs.router.bias.read())
+        if mine.found.bias is not None:
+            assert torch.equal(mine.found.bias.read(), theirs.found.bias.read())
 
 
 def only_me():

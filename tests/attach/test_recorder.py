@@ -33,9 +33,8 @@ def test_records_agree_with_what_was_routed(name, rule, tmp_path):
         assert np.array_equal(record.shift_after, router.balancer.shift.numpy())
         assert record.loads.tolist() == balancing.metrics(loads=True)["loads"][router.name]
         scores = torch.as_tensor(record.scores)
-        assert len(scores) == int(
-            batch(0, padded=True)["attention_mask"].sum()
-        )  # all tokens, and no padding
+        # all tokens, and no padding
+        assert len(scores) == int(batch(0, padded=True)["attention_mask"].sum())
         shifted = scores + torch.as_tensor(record.shift)
         routing = equipoise.route(scores, 2, choose_by=shifted, groups=router.found.spec.groups)
         assert routing.loads.tolist() == record.loads.tolist()

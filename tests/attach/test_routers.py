@@ -94,9 +94,9 @@ def test_other_choosers_are_refused_by_name(name, reason):
         pytest.skip(f"this transformers has no {name}")
     family = Family(name, overrides={"num_experts_per_tok": 1} if name == "zaya" else {})
     model = family.model()
-    with pytest.raises(ValueError, match=reason) as told:
+    with pytest.raises(ValueError, match=reason) as raised:
         find_routers(model)
-    block = str(told.value).split("skip=['")[1].split("']")[0]
+    block = str(raised.value).split("skip=['")[1].split("']")[0]
     assert hasattr(model.get_submodule(block), "experts")
 
 
@@ -148,7 +148,6 @@ def test_skipping_is_by_patterns_that_match():
     first = find_routers(tiny("deepseek_v3")).routers[0].name
     with pytest.raises(ValueError, match=r"matches no router: they are .*" + first):
         find_routers(tiny("deepseek_v3"), skip=["no.such.layer"])
-    with pytest.raises(
-        ValueError, match="skipped on request"
-    ):  # its only one, by a name and not letter by letter
+    # its only router, by a name and not letter by letter
+    with pytest.raises(ValueError, match="skipped on request"):
         find_routers(tiny("deepseek_v3"), skip=first)

@@ -1,4 +1,4 @@
-"""Steps are taken once per optimizer step, skipped ones are dropped and told, and all can be
+"""Steps are taken once per optimizer step, skipped ones are dropped and reported, and all can be
 undone.
 """
 
@@ -65,7 +65,7 @@ def test_zeroing_between_forward_and_backward_drops_nothing():
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "mixtral"])
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_a_skipped_step_is_dropped_and_told(name, checkpointed):
+def test_a_skipped_step_is_dropped_and_reported(name, checkpointed):
     model, twin = tiny(name), tiny(name)
     if checkpointed:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
@@ -102,17 +102,18 @@ def test_a_step_without_a_forward_is_refused():
         balancing.step()
 
 
-def test_a_router_gone_around_is_named():
+def test_a_bypassed_router_is_named():
     model = tiny("solar_open")
     balancing = equipoise.balance(model)
     block = model.model.layers[1].mlp
     experts = block.experts
-    block.forward = lambda hidden: experts.forward(hidden[0], *choice(block, hidden)).unsqueeze(
-        0
-    )  # a fused kernel
-    forward(
-        model, {**batch(), "input_ids": batch()["input_ids"][:1], "attention_mask": None}
-    ).backward()
+
+    def fused_kernel(hidden):
+        return experts.forward(hidden[0], *choice(block, hidden)).unsqueeze(0)
+
+    block.forward = fused_kernel
+    inputs = {**batch(), "input_ids": batch()["input_ids"][:1], "attention_mask": None}
+    forward(model, inputs).backward()
     with pytest.raises(RuntimeError, match=r"not counted: model\.layers\.1\.mlp"):
         balancing.step()
 
@@ -152,7 +153,7 @@ def test_detaching_gives_the_model_back(name):
     "name", ["deepseek_v3", "mixtral", "gpt_oss", "gemma4", "mistral4", "cohere2_moe"]
 )
 def test_the_shift_never_enters_a_gate(name):
-    """A common shift of all experts chooses nobody else: outputs must not move by a bit."""
+    """A common shift of all experts changes no choice: outputs must not move by a bit."""
     model = tiny(name).eval()
     before = forward(model, batch())
     balancing = equipoise.balance(model, "none")
@@ -327,7 +328,7 @@ def test_undoing_one_leaves_the_other_in_place():
     assert second.metrics()["dropped_steps"] == 1
 
 
-def test_somebodys_own_zero_grad_is_put_back():
+def test_a_users_own_zero_grad_is_put_back():
     model = tiny("deepseek_v3")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     own = optimizer.zero_grad = lambda set_to_none=True: None

@@ -67,9 +67,9 @@ def test_trainer_steps_once_per_optimizer_step(name, checkpointed, tmp_path):
     run.train()
     measured = balancing.metrics(loads=True)
     assert measured["step"] == 4
-    assert {sum(loads) for loads in measured["loads"].values()} == {
-        2 * 2 * LENGTH * 2
-    }  # rows, accumulation, tokens, top-k
+    rows, accumulation, top_k = 2, 2, 2
+    counted = rows * accumulation * LENGTH * top_k
+    assert {sum(loads) for loads in measured["loads"].values()} == {counted}
     logged = [entry for entry in run.state.log_history if "loss" in entry]
     assert all(entry["max_violation"] >= entry["imbalance"] >= 0 for entry in logged)
     assert shift_of(balancing).any()
@@ -103,7 +103,7 @@ def test_a_resumed_training_repeats_the_unbroken_one(name, rule, tmp_path):
     )
 
 
-def test_experts_that_were_not_restored_are_told(tmp_path):
+def test_experts_that_were_not_restored_are_reported(tmp_path):
     """transformers issue 48805; once Trainer restores them, this test says so, and the advice can
     go.
     """

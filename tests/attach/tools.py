@@ -55,7 +55,7 @@ def witnessed_loads(model, block_name, num_experts, inputs):
     model = copy.deepcopy(model)
     block = model.get_submodule(block_name)
     chosen = []
-    if "Llama4" in type(model).__name__:  # its experts are not told who was chosen
+    if "Llama4" in type(model).__name__:  # its experts do not get the indices
         block.router.register_forward_hook(
             lambda _, args, output: chosen.append((output[0] > 0).nonzero()[:, 1])
         )

@@ -61,13 +61,13 @@ def test_an_offset_is_seen_and_its_cure(tmp_path):
     assert any("do not cast" in line for line in diagnosis.advice)
 
 
-def test_zeros_are_told(tmp_path):
+def test_zeros_are_reported(tmp_path):
     diagnosis = doctor(glm(tmp_path, torch.zeros(64)))
     assert not diagnosis.findings[0].moved
     assert "never moved" in diagnosis.advice[0]
 
 
-def test_lost_digits_are_told(tmp_path):
+def test_lost_digits_are_reported(tmp_path):
     glm(tmp_path, 0.5 * torch.randn(64))
     tensors = load_file(tmp_path / "model.safetensors")
     save_file(
@@ -121,7 +121,7 @@ def test_mistakes_are_explained(tmp_path, capsys):
         ("model.safetensors", b"\x08" + bytes(99), "is damaged"),
     ],
 )
-def test_damaged_folders_are_told(tmp_path, capsys, file, content, message):
+def test_damaged_folders_are_reported(tmp_path, capsys, file, content, message):
     tiny("deepseek_v3").save_pretrained(tmp_path)
     (tmp_path / file).write_bytes(content)
     assert main(["doctor", str(tmp_path)]) == 2

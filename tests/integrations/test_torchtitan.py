@@ -92,7 +92,7 @@ def test_what_a_rule_remembers_is_saved():
     assert torch.equal(second.update(loads, bias), first.update(loads, bias))
 
 
-def test_mistakes_are_told():
+def test_mistakes_are_reported():
     with pytest.raises(ValueError, match="needs more than loads"):
         ByLoads("curvature", 2)
     layer = StandIn()
@@ -174,7 +174,7 @@ def test_torchtitan_is_fetched_and_balanced(tmp_path):
     path = os.pathsep.join([str(tmp_path), str(root / "src")])
     test = f"{Path(__file__).relative_to(root)}::{test_torchtitans_own_layer_is_balanced.__name__}"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
-    told = subprocess.run(
+    finished = subprocess.run(
         command,
         cwd=root,
         env={**os.environ, "PYTHONPATH": path},
@@ -182,4 +182,4 @@ def test_torchtitan_is_fetched_and_balanced(tmp_path):
         text=True,
         check=False,
     )
-    assert "1 passed" in told.stdout, told.stdout[-3000:] + told.stderr[-2000:]
+    assert "1 passed" in finished.stdout, finished.stdout[-3000:] + finished.stderr[-2000:]
