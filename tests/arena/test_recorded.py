@@ -11,8 +11,8 @@ from equipoise.trace import TraceError, TraceWriter
 
 
 def write(folder, whole, steps=5, rows=96, tokens=None, seed=0, **about):
-    dice = np.random.default_rng(seed)
-    batches = dice.random((steps, rows, 8), np.float32)
+    rng = np.random.default_rng(seed)
+    batches = rng.random((steps, rows, 8), np.float32)
     with TraceWriter(folder, top_k=2, layers=["first", "second"], about=about) as writer:
         for layer in ("first", "second"):
             for step, scores in enumerate(batches, 1):
@@ -50,7 +50,7 @@ def test_names_find_layers(tmp_path):
 
 
 def test_a_sample_has_not_whole_sequences(tmp_path):
-    """Every second token of 192 was kept, so 16 rows are of two sequences: 32 blocks, as if unknown."""
+    """Of 192 tokens every second was kept, so 16 rows are of two sequences: 32 blocks."""
     write(tmp_path / "trace", whole=False, tokens=192, sequence_length=16)
     assert Recorded.of(tmp_path / "trace").block == 96 // 32
 

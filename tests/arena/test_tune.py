@@ -15,9 +15,17 @@ def result(name, rate, level, seed, noise=0.01, steps=120):
         ("affinity_kept", "switched", "idle_share", "steady_max_violation", "lag_one"), 1.0
     )
     return CellResult(
-        stream="s", balancer=name, rate=rate, steady_imbalance=level, over_floor=1.0, steps_to_floor=0, floor=0.02,
-        imbalance=series.tolist(), max_violation=series.tolist(), **figures,
-    )  # fmt: skip
+        stream="s",
+        balancer=name,
+        rate=rate,
+        steady_imbalance=level,
+        over_floor=1.0,
+        steps_to_floor=0,
+        floor=0.02,
+        imbalance=series.tolist(),
+        max_violation=series.tolist(),
+        **figures,
+    )
 
 
 def test_a_clear_winner_is_told():

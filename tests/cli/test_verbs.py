@@ -1,4 +1,4 @@
-"""Every verb is a public function of the same arguments; old flags and arguments say the new ones."""
+"""Every verb is a public function of the same arguments; old flags and arguments say new ones."""
 
 import inspect
 import subprocess

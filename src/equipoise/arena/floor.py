@@ -81,7 +81,7 @@ def sequence_loads(stream: Stream, batch: Batch) -> np.ndarray:
 
 
 def balance_batch(stream: Stream, batch: Batch, updates: int = _UPDATES) -> Balancer:
-    """A balancer that has seen the same batch until it was balanced; of all its updates the best."""
+    """A balancer that has seen the same batch until it was balanced, with its best shift."""
     rule = balancer(
         "curvature", stream.num_experts, top_k=stream.top_k, target=stream.target, stride=1
     )

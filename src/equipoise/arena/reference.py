@@ -41,11 +41,11 @@ def reference_for(stream: Stream) -> StreamReference:
     for step in steps:
         batch = stream.batch(step)
         if shift is not None and stream.groups is None:
-            loads = _loads_under(shift, stream, batch)
+            loads = _loads_of_shift(shift, stream, batch)
             lags.append(float(metrics(loads, target=stream.target)["imbalance"]))
         tokens = batch.tokens.numpy()
         solution = solve(
-            tokens, stream.top_k, target=_target_loads(stream, len(tokens)), shift=shift
+            tokens, stream.top_k, target=_loads_wanted(stream, len(tokens)), shift=shift
         )
         shift = solution.shift
         chosen = len(tokens) * stream.top_k
@@ -60,14 +60,14 @@ def _batches_to_solve(stream: Stream) -> int:
     return 8 if stream.num_experts <= 128 else 3 if stream.num_experts <= 512 else 2
 
 
-def _target_loads(stream: Stream, tokens: int) -> np.ndarray | None:
+def _loads_wanted(stream: Stream, tokens: int) -> np.ndarray | None:
     if stream.target is None:
         return None
     weights = np.asarray(stream.target)
     return weights * (tokens * stream.top_k / weights.sum())
 
 
-def _loads_under(shift: np.ndarray, stream: Stream, batch: Batch) -> Tensor:
+def _loads_of_shift(shift: np.ndarray, stream: Stream, batch: Batch) -> Tensor:
     chosen = (batch.tokens + torch.from_numpy(shift).float()).topk(stream.top_k, dim=1).indices
     return torch.bincount(chosen.flatten(), minlength=stream.num_experts)
 

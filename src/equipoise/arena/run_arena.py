@@ -19,7 +19,7 @@ CellProgress = Callable[[int, int], None]
 
 
 def no_progress(finished: int, total: int) -> None:
-    """Reports to nobody."""
+    """Reports nothing."""
 
 
 def run_arena(

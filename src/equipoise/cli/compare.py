@@ -57,14 +57,14 @@ def _run_compare_verb(options: argparse.Namespace) -> None:
 
 def _print_tables(options: argparse.Namespace) -> None:
     from equipoise import write_report
-    from equipoise.cli.report import observations_text
+    from equipoise.cli.report import judge_observations
     from equipoise.experiments.table import show_comparison
     from equipoise.results.comparison.rows import read_comparison
 
     found = read_comparison(Path(options.out))
     show_comparison(found)
     if options.preset.startswith("paper") or options.search:
-        print(observations_text(found.rows, options.search))
+        print(judge_observations(found.rows, options.search))
     print(f"the page: {write_report(options.out).page}")
 
 

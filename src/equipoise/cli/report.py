@@ -46,13 +46,13 @@ def _run_report_verb(options: argparse.Namespace) -> None:
     from equipoise import write_report
 
     if options.markdown or options.search:
-        _print_comparison(options)
+        _print_markdown(options)
         return
     written = write_report(options.folder, options.out, figures=options.figures, to=options.to)
     print("\n".join(map(str, [written.page, *written.pictures])))
 
 
-def _print_comparison(options: argparse.Namespace) -> None:
+def _print_markdown(options: argparse.Namespace) -> None:
     from equipoise.report import as_markdown
     from equipoise.results.comparison.rows import read_comparison
 
@@ -65,10 +65,10 @@ def _print_comparison(options: argparse.Namespace) -> None:
         print(as_markdown(options.folder))
     if options.search:
         rows = read_comparison(Path(options.folder)).rows
-        print(observations_text(rows, options.search, markdown=options.markdown))
+        print(judge_observations(rows, options.search, markdown=options.markdown))
 
 
-def observations_text(rows: Sequence[Any], search: str | None, *, markdown: bool = False) -> str:
+def judge_observations(rows: Sequence[Any], search: str | None, *, markdown: bool = False) -> str:
     """The paper's observations, checked on a comparison's rows and on a sweep's table."""
     from equipoise.results.comparison import observations
     from equipoise.results.sweep import load_search

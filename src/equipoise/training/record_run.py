@@ -79,7 +79,7 @@ def record_run(
 
 
 def _whole_batches(texts: Batches) -> int:
-    """How many there are before the text would begin anew."""
+    """How many there are before the text would start over."""
     found = texts.windows // texts.batch_size
     if found < 1:
         raise ValueError(

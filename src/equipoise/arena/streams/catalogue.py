@@ -94,14 +94,14 @@ DEFAULT_STREAMS = (
 def find_streams(
     name: str, *, seed: int = 0, steps: int | None = None, tokens: int | None = None
 ) -> list[Stream]:
-    """The streams a name stands for: a synthetic one; every layer of a trace's folder; or one layer,
-    as FOLDER:LAYER.
+    """The streams that a name stands for: a synthetic one, every layer of a trace (FOLDER), or one
+    layer (FOLDER:LAYER).
     """
     for word, number in (("steps", steps), ("tokens", tokens)):
         if number is not None and number < 1:
             raise ValueError(f"{word} must be at least 1, not {number}")
     if name in SYNTHETIC:
-        return [_resized(SYNTHETIC[name], seed, steps, tokens)]
+        return [_resize_stream(SYNTHETIC[name], seed, steps, tokens)]
     folder, _, layer = name.rpartition(":") if not Path(name).exists() else (name, "", "")
     if folder and is_trace(Path(folder) / "trace"):
         # the folder of a training: its trace is meant
@@ -112,7 +112,7 @@ def find_streams(
             f"{', '.join(SYNTHETIC)}, or give the folder of a trace"
         )
     layers = [layer] if layer else Trace.open(folder).layers
-    return [_shortened(Recorded.of(folder, each), steps) for each in layers]
+    return [_shorten_stream(Recorded.of(folder, each), steps) for each in layers]
 
 
 def distinct_streams(streams: Iterable[Stream]) -> list[Stream]:
@@ -129,7 +129,9 @@ def distinct_streams(streams: Iterable[Stream]) -> list[Stream]:
     ]
 
 
-def _resized(stream: Synthetic, seed: int, steps: int | None, tokens: int | None) -> Synthetic:
+def _resize_stream(
+    stream: Synthetic, seed: int, steps: int | None, tokens: int | None
+) -> Synthetic:
     popularity = stream.popularity
     if steps is not None:
         # what happens in the middle of the last third still happens there
@@ -146,7 +148,7 @@ def _resized(stream: Synthetic, seed: int, steps: int | None, tokens: int | None
     )
 
 
-def _shortened(stream: Recorded, steps: int | None) -> Recorded:
+def _shorten_stream(stream: Recorded, steps: int | None) -> Recorded:
     if steps is None or steps >= stream.steps:
         return stream
     return dataclasses.replace(stream, steps=steps, records=stream.records[:steps])

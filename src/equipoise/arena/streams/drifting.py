@@ -53,19 +53,19 @@ class DriftingLogits(Stream):
 
 
 class _Walk:
-    """A place in the stream: batches in order cost one draw each, a step back begins anew."""
+    """A place in the stream: batches in order cost one draw each, a step back starts over."""
 
     def __init__(self, stream: DriftingLogits) -> None:
         self.stream = stream
-        self._begin()
+        self._start_over()
 
-    def _begin(self) -> None:
+    def _start_over(self) -> None:
         self.step = -1
         self.batches = self.stream.draw_batches()
 
     def scores_at(self, step: int) -> Tensor:
         if step < self.step:
-            self._begin()
+            self._start_over()
         while self.step < step:
             self.scores = next(self.batches)
             self.step += 1

@@ -57,7 +57,7 @@ class Stream(ABC):
 
     @property
     def identity(self) -> str:
-        """All that its batches follow from, as text: results of the same identity are used again."""
+        """All that its batches follow from, as text: the same identity has the same results."""
         return json.dumps([type(self).__name__, asdict(self)], sort_keys=True, default=str)
 
 

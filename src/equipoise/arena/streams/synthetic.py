@@ -182,7 +182,7 @@ class Synthetic(Stream):
         return self.sequence_offset * torch.from_numpy(drawn).repeat_interleave(self.block, 0)
 
     def _padded(self, scores: Tensor, step: int) -> Batch:
-        """Sequences end after a share of 1 - 2 padding to 1 of their length; the rest is padding."""
+        """Sequences end after 1 - 2 padding to 1 of their length; the rest is padding."""
         assert self.block is not None
         share = 1 - 2 * self.padding * _rng_for(self.seed, _LENGTHS, step).random(
             self.num_tokens // self.block
