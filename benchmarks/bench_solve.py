@@ -181,17 +181,17 @@ def one_pass(console: Console, tokens: int) -> None:
     tensor = torch.from_numpy(scores)
 
     def ours() -> np.ndarray:
-        return topk.count_loads(scores, shift, K)
+        return topk.top_k_loads(scores, shift, K)
 
     def counted_by_torch() -> torch.Tensor:
         return torch.bincount(tensor.topk(K, sorted=False).indices.flatten(), minlength=E)
 
-    against = race({"count_loads": ours, "torch.topk + bincount": counted_by_torch}, rounds=20)
+    against = race({"top_k_loads": ours, "torch.topk + bincount": counted_by_torch}, rounds=20)
     # torch's threads spin for a while after they have worked, and would take the second core
     time.sleep(1)
     timings = race(
         {
-            "count_loads": ours,
+            "top_k_loads": ours,
             "reading once, all threads": lambda: run_in_parts(
                 tokens, lambda a, b: scores[a:b].sum()
             ),
@@ -201,7 +201,7 @@ def one_pass(console: Console, tokens: int) -> None:
         },
         rounds=20,
     )
-    table = Table(f"one pass, T = {tokens:,}, E = {E}, K = {K}", "median ms", "x count_loads")
+    table = Table(f"one pass, T = {tokens:,}, E = {E}, K = {K}", "median ms", "x top_k_loads")
     for name, timing in {
         **timings,
         "torch.topk + bincount": against["torch.topk + bincount"],

@@ -3,12 +3,10 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.optimum import topk
-from equipoise.optimum.sums import value_and_best
 from tests.optimum.problems import softmax_scores
 
 
@@ -34,6 +32,7 @@ def cases(draw):
 
 
 @given(cases())
+@settings(deadline=None)  # the first call may compile
 def test_one_pass_agrees_with_sorting(case):
     scores, shift, top_k = case
     experts, runner_up, shifted = by_sorting(scores, shift, top_k)
@@ -46,11 +45,12 @@ def test_one_pass_agrees_with_sorting(case):
     assert np.isclose(
         seen.value, np.take_along_axis(shifted, experts, 1).sum(dtype=np.float64), rtol=1e-6
     )
-    assert np.array_equal(topk.count_loads(scores, shift, top_k), seen.loads)
+    assert np.array_equal(topk.top_k_loads(scores, shift, top_k), seen.loads)
     assert np.array_equal(topk.choice_under(scores, shift, top_k), experts)
 
 
 @given(cases(), st.data())
+@settings(deadline=None)
 def test_a_list_of_tokens_is_those_rows(case, data):
     scores, shift, top_k = case
     tokens = np.array(data.draw(st.lists(st.integers(0, len(scores) - 1), min_size=1)))
@@ -78,17 +78,7 @@ def test_parts_add_up():
 
 def test_two_threads_may_call_at_once():
     scores = softmax_scores(20000, 16)
-    expected = topk.count_loads(scores, np.zeros(16), 2)
+    expected = topk.top_k_loads(scores, np.zeros(16), 2)
     with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda _: topk.count_loads(scores, np.zeros(16), 2), range(12)))
+        answers = list(pool.map(lambda _: topk.top_k_loads(scores, np.zeros(16), 2), range(12)))
     assert all(np.array_equal(answer, expected) for answer in answers)
-
-
-@pytest.mark.parametrize("kind", [np.float32, np.float64])
-def test_sums_are_of_the_true_top_k(kind):
-    scores = softmax_scores(500, 9, dtype=kind)
-    shift = np.linspace(-0.1, 0.1, 9)
-    wrong = np.tile(np.arange(3), (500, 1))  # no top-K at all
-    value, best = value_and_best(scores, shift, wrong)
-    assert value == pytest.approx(scores[:, :3].sum(dtype=np.float64), rel=1e-12)
-    assert best == pytest.approx(np.sort(scores + shift, axis=1)[:, -3:].sum(), rel=1e-12)

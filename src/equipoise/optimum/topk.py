@@ -250,7 +250,7 @@ def boundary_under(
     return Boundary(loads, value, kth, runner_up, margin)
 
 
-def count_loads(scores: Array, shift: Array, top_k: int) -> Array:
+def top_k_loads(scores: Array, shift: Array, top_k: int) -> Array:
     """How many tokens choose each expert: (E,) int64. The cheapest pass there is. Needs K < E."""
     nothing = np.empty(0, np.int32)
     no_margin = np.empty(0, scores.dtype)
