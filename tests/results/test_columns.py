@@ -12,7 +12,8 @@ from equipoise.results.columns import (
     setting_column,
 )
 from equipoise.results.over_seeds import OverSeeds
-from equipoise.results.run import Measured, RunResult
+from equipoise.results.run import LOGGED_LEVELS, Measured, RunResult
+from equipoise.routing import metrics
 
 
 def test_every_column_is_a_key_of_a_file():
@@ -20,6 +21,11 @@ def test_every_column_is_a_key_of_a_file():
     assert set(COMPARISON_KEYS) <= of_a_run
     assert {column.key for column in SWEEP_COLUMNS} <= set(RunResult.__annotations__)
     assert {column.key for column in ARENA_COLUMNS} <= set(CELL_KEYS)
+
+
+def test_every_logged_level_is_measured_and_shown():
+    assert set(LOGGED_LEVELS) <= set(metrics([3, 1]))
+    assert set(LOGGED_LEVELS) <= {column.key for column in COMPARISON_COLUMNS}
 
 
 @pytest.mark.parametrize("columns", [COMPARISON_COLUMNS, SWEEP_COLUMNS, ARENA_COLUMNS])

@@ -13,7 +13,7 @@ figures.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict, cast
 
@@ -25,15 +25,29 @@ METRICS_FILE = "metrics.jsonl"
 FAILURE_FILE = "failure.json"
 
 
-class LayerMetrics(TypedDict):
-    """Each MoE layer's own figures, in the model's order."""
+class LoadLevels(TypedDict):
+    """How uneven loads are, in those measures of equipoise.routing.metrics that are logged.
 
-    imbalance: list[float]
-    max_violation: list[float]
+    This is the one list of them: a key added here is in metrics.jsonl, in result.json and in
+    rows.json; its Column (columns.py) puts it in the tables.
+    """
+
+    imbalance: float
+    max_violation: float
 
 
-class StepMetrics(TypedDict):
-    """A step of the training, in its own batch. Imbalances are means over layers."""
+LOGGED_LEVELS = tuple(LoadLevels.__annotations__)
+
+
+class LevelSummary(LoadLevels):
+    """Means over layers, as the paper reports them, and each layer's own."""
+
+    layers: dict[str, list[float]]
+    """key of LoadLevels -> a value for each MoE layer, in the model's order"""
+
+
+class StepMetrics(LevelSummary):
+    """A step of the training, in its own batch."""
 
     kind: Literal["train"]
     step: int
@@ -44,33 +58,25 @@ class StepMetrics(TypedDict):
     tokens: int
     tokens_per_second: float
     idle_share: NotRequired[float | None]
-    imbalance: float
-    max_violation: float
-    layers: LayerMetrics
 
 
-class EvaluationMetrics(TypedDict):
+class EvaluationMetrics(LevelSummary):
     """An evaluation on the validation set after `step`."""
 
     kind: Literal["validation"]
     step: int
     loss: float
-    imbalance: float
-    max_violation: float
-    layers: LayerMetrics
     imbalance_error: NotRequired[float | None]
     floor: NotRequired[float | None]
     sequences: NotRequired[int]
 
 
-class RunResult(TypedDict):
+class RunResult(LevelSummary):
     """result.json: figures, and what the run was. equipoise.results.columns says what each figure
     means.
     """
 
     validation_loss: float
-    imbalance: float
-    max_violation: float
     imbalance_error: NotRequired[float | None]
     floor: NotRequired[float | None]
     validation_sequences: NotRequired[int | None]
@@ -94,7 +100,6 @@ class RunResult(TypedDict):
     corpus_digest: str
     parameters: int
     ranks: int
-    layers: LayerMetrics
     versions: dict[str, str]
 
 
@@ -126,6 +131,18 @@ class Measured(TypedDict, total=False):
     settled_loss: float
     settled_imbalance: float
     verdicts: list[VerdictRow]
+
+
+def pick_levels(measured: Mapping[str, Any]) -> LoadLevels:
+    """Those of `equipoise.routing.metrics`, or of a row, that are logged."""
+    return cast(LoadLevels, {name: float(measured[name]) for name in LOGGED_LEVELS})
+
+
+def summarise_levels(layers: Sequence[LoadLevels]) -> LevelSummary:
+    """From the levels of each MoE layer. A model without such layers has levels of 0."""
+    each = {name: [float(layer[name]) for layer in layers] for name in LOGGED_LEVELS}  # type: ignore[literal-required]
+    means = {name: sum(values) / max(1, len(layers)) for name, values in each.items()}
+    return {**pick_levels(means), "layers": each}
 
 
 def load_json(path: Path) -> Any:

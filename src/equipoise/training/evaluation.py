@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.results.run import StepMetrics
+from equipoise.results.run import LoadLevels, StepMetrics, pick_levels
 from equipoise.routing import Routing, idle_share, metrics
 
 DEVICES = 8
@@ -32,16 +32,19 @@ class Validation(NamedTuple):
 
     loss: float
     """mean cross entropy"""
-    imbalance: list[float]
-    """of each MoE layer"""
-    max_violation: list[float]
-    """of each MoE layer"""
+    layers: list[LoadLevels]
+    """of each MoE layer, how uneven its loads are"""
     imbalance_error: float | None
     """standard error of the layers' mean imbalance; None where there is one sequence only"""
     floor: float | None
     """what chance alone leaves, mean over layers; None likewise"""
     sequences: int
     """how many windows"""
+
+    @property
+    def imbalance(self) -> list[float]:
+        """Of each MoE layer."""
+        return [layer["imbalance"] for layer in self.layers]
 
 
 class TrainingMeans(TypedDict):
@@ -75,12 +78,10 @@ def _loads(chosen: Tensor, num_experts: int) -> Tensor:
 def summarise_validation(total_loss: float, loads: Tensor) -> Validation:
     """From the summed loss of the sequences and their loads (N, layers, E)."""
     loads = loads.cpu()
-    measured = [metrics(layer) for layer in loads.sum(0)]
     error, floor = bootstrap_loads(loads.numpy())
     return Validation(
         loss=total_loss / len(loads),
-        imbalance=[float(layer["imbalance"]) for layer in measured],
-        max_violation=[float(layer["max_violation"]) for layer in measured],
+        layers=[pick_levels(metrics(layer)) for layer in loads.sum(0)],
         imbalance_error=error,
         floor=floor,
         sequences=len(loads),

@@ -30,6 +30,7 @@ from equipoise.results.run import (
     StepMetrics,
     is_finished,
     load_result,
+    pick_levels,
     read_metrics,
 )
 from equipoise.storage.atomic import remove_unfinished, write_json, write_text
@@ -216,8 +217,7 @@ class TrainingRun:
         config, corpus = self.config, self.trainer.corpus
         return {
             "validation_loss": last["loss"],
-            "imbalance": last["imbalance"],
-            "max_violation": last["max_violation"],
+            **pick_levels(last),
             "imbalance_error": last.get("imbalance_error"),
             "floor": last.get("floor"),
             "validation_sequences": last.get("sequences"),

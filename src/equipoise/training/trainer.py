@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from equipoise.balancing import Balancer
 from equipoise.layers import Sample
 from equipoise.model import DeepSeekMoE, ModelOutput
+from equipoise.results.run import LoadLevels, pick_levels
 from equipoise.routing import Tally, metrics, reduce
 from equipoise.training.config import Config
 from equipoise.training.data.batches import (
@@ -55,8 +56,8 @@ class LayerStep:
     """(E,) that was added to the scores"""
     shift_after: Tensor
     """(E,) that will be"""
-    imbalance: float
-    max_violation: float
+    levels: LoadLevels
+    """how uneven the loads are"""
     idle_share: float | None
     """of DEVICES devices, over this rank's forwards; None where experts do not divide over them"""
     scores: Tensor | None = None
@@ -251,14 +252,12 @@ class Trainer:
     def _describe_layer(
         self, name: str, tally: Tally, before: Tensor, scores: Tensor | None
     ) -> LayerStep:
-        measured = metrics(tally.loads)
         return LayerStep(
             name=name,
             loads=tally.loads.cpu(),
             shift=before,
             shift_after=_shift(self.balancers[name]),
-            imbalance=float(measured["imbalance"]),
-            max_violation=float(measured["max_violation"]),
+            levels=pick_levels(metrics(tally.loads)),
             idle_share=device_idle_share(tally.forwards),
             scores=scores,
         )

@@ -32,6 +32,7 @@ from equipoise.results.comparison.condense import (
     round_figure,
 )
 from equipoise.results.run import (
+    LOGGED_LEVELS,
     METRICS_FILE,
     Measured,
     RunResult,
@@ -50,7 +51,7 @@ COMPARISON_FORMAT = "equipoise comparison"
 """of its manifest"""
 COMPARISON_MANIFEST = "manifest.json"
 COMPARISON_TABLE = "table.json"
-EVALUATED_KEYS = ("loss", "imbalance", "max_violation", "imbalance_error", "floor", "sequences")
+EVALUATED_KEYS = ("loss", *LOGGED_LEVELS, "imbalance_error", "floor", "sequences")
 
 
 class PaperFigures(TypedDict):

@@ -7,21 +7,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TypedDict
 
-from equipoise.results.run import EvaluationMetrics, LayerMetrics, StepMetrics, read_metrics
+from equipoise.results.run import EvaluationMetrics, StepMetrics, read_metrics, summarise_levels
 from equipoise.storage.atomic import write_text
 from equipoise.training.evaluation import Validation, combine_idle_shares
 from equipoise.training.observers.base import Observer
 from equipoise.training.trainer import TrainingStep
-
-
-class LevelSummary(TypedDict):
-    """How uneven the loads are: means over layers, as the paper reports them, and each layer's."""
-
-    imbalance: float
-    max_violation: float
-    layers: LayerMetrics
 
 
 class MetricsFile(Observer):
@@ -47,10 +38,7 @@ class MetricsFile(Observer):
                 "tokens": step.number * self.tokens_per_step,
                 "tokens_per_second": round(self.tokens_per_step / seconds, 1),
                 "idle_share": combine_idle_shares(layer.idle_share for layer in step.layers),
-                **summarise_levels(
-                    [layer.imbalance for layer in step.layers],
-                    [layer.max_violation for layer in step.layers],
-                ),
+                **summarise_levels([layer.levels for layer in step.layers]),
             }
         )
 
@@ -60,7 +48,7 @@ class MetricsFile(Observer):
                 "kind": "validation",
                 "step": step,
                 "loss": measured.loss,
-                **summarise_levels(measured.imbalance, measured.max_violation),
+                **summarise_levels(measured.layers),
                 "imbalance_error": measured.imbalance_error,
                 "floor": measured.floor,
                 "sequences": measured.sequences,
@@ -76,13 +64,3 @@ class MetricsFile(Observer):
     def _add_row(self, row: StepMetrics | EvaluationMetrics) -> None:
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
-
-
-def summarise_levels(imbalance: list[float], max_violation: list[float]) -> LevelSummary:
-    """From the figures of each MoE layer. A model without such layers has levels of 0."""
-    layers = max(1, len(imbalance))
-    return {
-        "imbalance": sum(imbalance) / layers,
-        "max_violation": sum(max_violation) / layers,
-        "layers": {"imbalance": imbalance, "max_violation": max_violation},
-    }

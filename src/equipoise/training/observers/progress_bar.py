@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import sys
 
+from equipoise.results.run import summarise_levels
 from equipoise.storage.optional import import_optional
 from equipoise.training.evaluation import Validation
 from equipoise.training.observers.base import Observer
-from equipoise.training.observers.metrics_file import summarise_levels
 from equipoise.training.trainer import TrainingStep
 
 
@@ -46,7 +46,7 @@ class ProgressBar(Observer):
         self._bar.update(self._task, completed=step)
 
     def stepped(self, step: TrainingStep, seconds: float) -> None:
-        level = summarise_levels([layer.imbalance for layer in step.layers], [])["imbalance"]
+        level = summarise_levels([layer.levels for layer in step.layers])["imbalance"]
         self._bar.update(
             self._task,
             completed=step.number,
@@ -56,7 +56,7 @@ class ProgressBar(Observer):
         )
 
     def evaluated(self, step: int, measured: Validation) -> None:
-        level = summarise_levels(measured.imbalance, measured.max_violation)["imbalance"]
+        level = summarise_levels(measured.layers)["imbalance"]
         chance = "" if measured.floor is None else f" (chance alone {measured.floor:.4f})"
         self.console.print(
             f"step {step}: validation loss {measured.loss:.4f}, imbalance {level:.4f}{chance}"

@@ -22,7 +22,9 @@ class TensorBoard(Observer):
         self._writer = SummaryWriter(str(self.folder), purge_step=step + 1)
 
     def stepped(self, step: TrainingStep, seconds: float) -> None:
-        self._add("train", step.number, step.loss, [layer.imbalance for layer in step.layers])
+        self._add(
+            "train", step.number, step.loss, [layer.levels["imbalance"] for layer in step.layers]
+        )
 
     def evaluated(self, step: int, measured: Validation) -> None:
         self._add("validation", step, measured.loss, measured.imbalance)
