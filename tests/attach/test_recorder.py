@@ -49,7 +49,7 @@ def test_records_agree_with_what_was_routed(name, rule, tmp_path):
 
 @pytest.mark.parametrize("rule", ["moonlight", "smebu", "adagrad", "mirror"])
 def test_every_rule_that_follows_the_gap_has_step_sizes(rule, tmp_path):
-    """As `equipoise train` records them: centred and averaged steps are multiples of the gap too."""
+    """As `equipoise train` records them: centred and averaged steps are multiples of the gap."""
     balancing = equipoise.balance(tiny("deepseek_v3"), rule, trace=tmp_path)
     train(balancing)
     trace = Trace.open(tmp_path)

@@ -1,14 +1,17 @@
-"""The count of a router moves as the table of states.py says."""
+"""Counts and forwards move as the table of states.py says."""
 
 import pytest
+import torch
 
-from equipoise.attach.count.states import CountState, RouterCount
+import equipoise
+from equipoise.attach.count.states import CountState, ForwardPhase, RouterCount
+from tests.attach.tools import batch, forward, tiny
 
 UNUSED, EMPTY, ENTERED, COUNTED = CountState
 
 
 def add(count):
-    count.add("a tally")
+    count.add_tally("a tally")
 
 
 def failing(*events):
@@ -23,7 +26,7 @@ def failing(*events):
     return forward
 
 
-enter, clear, take = RouterCount.enter_block, RouterCount.clear, RouterCount.take
+enter, clear, take = RouterCount.enter_block, RouterCount.clear, RouterCount.take_tallies
 
 
 @pytest.mark.parametrize(
@@ -54,7 +57,55 @@ def test_events_lead_to_their_state(events, state):
 
 def test_a_failed_forward_takes_back_its_own_tallies_only():
     count = RouterCount()
-    count.add("first")
+    count.add_tally("first")
     failing(add, add)(count)
-    assert count.take() == ["first"]
-    assert count.take() == []
+    assert count.take_tallies() == ["first"]
+    assert count.take_tallies() == []
+
+
+def phases_of(model, balancing):
+    """The phases that the second layer sees while the model runs."""
+    seen = []
+    model.model.layers[1].register_forward_pre_hook(lambda *_: seen.append(balancing.context.phase))
+    return seen
+
+
+def test_a_forward_has_a_phase():
+    model = tiny("deepseek_v3")
+    balancing = equipoise.balance(model)
+    seen = phases_of(model, balancing)
+    forward(model, batch())
+    assert balancing.context.phase is ForwardPhase.IDLE
+    with torch.no_grad():
+        forward(model, batch())
+    assert seen == [ForwardPhase.TRAINING, ForwardPhase.PASSIVE]
+    balancing.detach()
+    forward(model, batch())
+    assert seen[-1] is balancing.context.phase is ForwardPhase.DETACHED
+
+
+def test_a_recomputation_is_no_training_forward():
+    model = tiny("deepseek_v3")
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    balancing = equipoise.balance(model)
+    (count,) = [router.count for router in balancing.routers]
+    seen = phases_of(model, balancing)
+    loss = forward(model, batch())
+    assert not balancing.context.backward_seen
+    loss.backward()
+    assert balancing.context.backward_seen
+    assert seen == [ForwardPhase.TRAINING, ForwardPhase.IDLE]
+    assert (count.state, len(count.tallies)) == (COUNTED, 1)
+
+
+def test_a_forward_that_raises_ends():
+    model = tiny("deepseek_v3")
+    balancing = equipoise.balance(model)
+    (count,) = [router.count for router in balancing.routers]
+    with (
+        model.lm_head.register_forward_pre_hook(lambda *_: 1 / 0),
+        pytest.raises(ZeroDivisionError),
+    ):
+        forward(model, batch())
+    assert balancing.context.phase is ForwardPhase.IDLE
+    assert (count.state, count.tallies) == (EMPTY, [])

@@ -125,7 +125,7 @@ class Balancing:
         self._undo_following: list[Callable[[], object]] = []
         self._saver: PatchedMethod | None = None
         try:
-            self._attach(copied_shifts)
+            self._attach_hooks(copied_shifts)
         except BaseException:
             # half a set of hooks would count half
             self.detach()
@@ -143,13 +143,13 @@ class Balancing:
         for router in self.routers:
             router.shift.refresh()
         if self._recorder is not None:
-            self._recorder.before(self)
+            self._recorder.remember_shifts(self)
         update_routers(self.routers, tallies)
         self._loads = {name: tally.loads for name, tally in tallies.items()}
         self.context.backward_seen = False
         self.steps += 1
         if self._recorder is not None:
-            self._recorder.after(self, tallies)
+            self._recorder.write_step(self, tallies)
 
     def drop(self) -> None:
         """Forget what was counted since the last step, with a warning: for a step that the
@@ -158,7 +158,7 @@ class Balancing:
         for router in self.routers:
             router.count.clear()
         if self._recorder is not None:
-            self._recorder.drop()
+            self._recorder.drop_scores()
         self.context.backward_seen = False
         self.dropped += 1
         warnings.warn(
@@ -296,7 +296,8 @@ class Balancing:
 
     # ---- hooks
 
-    def _attach(self, copied_shifts: dict[str, Tensor]) -> None:
+    def _attach_hooks(self, copied_shifts: dict[str, Tensor]) -> None:
+        """On every router and on the model around them; a copied model keeps its shifts."""
         for router in self.routers:
             if router.found.bias is None and router.name in copied_shifts:
                 router.shift.set(copied_shifts[router.name])

@@ -64,6 +64,7 @@ def follow_optimizer(
 
 
 def _patch_zero_grad(owner: Any, balancing: Balancing) -> Callable[[], object]:
+    """Replace `zero_grad` of an optimizer or a model, and return the function that undoes it."""
     zero_grad = ZeroGrad(balancing, owner.zero_grad)
     patched = PatchedMethod(owner, "zero_grad", zero_grad)
 

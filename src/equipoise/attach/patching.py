@@ -27,6 +27,7 @@ class PatchedMethod:
         return vars(self.owner).get(self.name) is self.replacement
 
     def restore(self) -> None:
+        """Put back what was there before."""
         if self._was_patched:
             setattr(self.owner, self.name, self.own)
         else:

@@ -33,7 +33,7 @@ def make_trainer_callback(balancing: Balancing) -> TrainerCallback:
         ) -> None:
             _check_trained_model(balancing, model)
             if state.global_step > 0:
-                _resume(balancing, args, state)
+                _resume_state(balancing, args, state)
 
         def on_optimizer_step(
             self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any
@@ -65,7 +65,7 @@ def _checkpoint_folder(args: Any, state: Any) -> Path:
     return Path(args.output_dir) / f"checkpoint-{state.global_step}"
 
 
-def _resume(balancing: Balancing, args: Any, state: Any) -> None:
+def _resume_state(balancing: Balancing, args: Any, state: Any) -> None:
     """Take over the state in the checkpoint that Trainer resumes from."""
     named = args.resume_from_checkpoint
     folders = [*([Path(named)] if isinstance(named, str) else []), _checkpoint_folder(args, state)]

@@ -48,7 +48,7 @@ class ByLoads:
                 "be (layers, experts)"
             )
         if not self.layers:
-            self._begin(len(loads), loads.shape[1], loads.device)
+            self._make_layers(len(loads), loads.shape[1], loads.device)
         if len(self.layers) != len(loads):
             raise ValueError(
                 f"{len(loads)} layers are updated, but the last time there were {len(self.layers)}"
@@ -82,17 +82,17 @@ class ByLoads:
             for place in range(number)
         ]
         if self.layers:
-            self._restore()
+            self._restore_layers()
 
-    def _begin(self, layers: int, num_experts: int, device: torch.device) -> None:
+    def _make_layers(self, layers: int, num_experts: int, device: torch.device) -> None:
         self.layers = [
             _make_loads_only(self.name, num_experts, self.top_k, self.options).to(device)
             for _ in range(layers)
         ]
         if self._saved:
-            self._restore()
+            self._restore_layers()
 
-    def _restore(self) -> None:
+    def _restore_layers(self) -> None:
         if len(self._saved) != len(self.layers):
             raise ValueError(
                 f"the saved state is of {len(self._saved)} layers, the model has {len(self.layers)}"

@@ -55,17 +55,18 @@ class load_balancing_hook:  # noqa: N801 - takes the place of a function
             options.setdefault("update_rate", layers[0][2].load_balance_coeff)
         self.balancers = ByLoads(self.balancer, int(layers[0][2].router.top_k), **options)
         optimizers.register_step_pre_hook(
-            lambda *args, **kwargs: self._update(model_parts, parallel_dims)
+            lambda *args, **kwargs: self._update_biases(model_parts, parallel_dims)
         )
 
     @torch.no_grad()
-    def _update(self, model_parts: list[nn.Module], parallel_dims: Any) -> None:
+    def _update_biases(self, model_parts: list[nn.Module], parallel_dims: Any) -> None:
+        """What torchtitan's own hook does before every optimizer step, with another rule."""
         assert self.balancers is not None
         layers = list(_moe_layers(model_parts))
         counts = [_local_tensor(_moe_buffer(moe, "tokens_per_expert")) for _, _, moe in layers]
         loads = torch.stack(
             [
-                count // 2 if _recomputes(block) else count
+                count // 2 if _is_recomputed(block) else count
                 for (_, block, _), count in zip(layers, counts)
             ]
         )
@@ -78,6 +79,7 @@ class load_balancing_hook:  # noqa: N801 - takes the place of a function
 
 
 def _moe_layers(model_parts: list[nn.Module]) -> Iterator[tuple[str, nn.Module, Any]]:
+    """(name, transformer block, its MoE) of every sparse layer."""
     for part in model_parts:
         for name, block in part.get_submodule("layers").named_children():
             if getattr(block, "moe_enabled", False):
@@ -92,7 +94,7 @@ def _local_tensor(value: Any) -> Tensor:
     return value.to_local() if hasattr(value, "to_local") else value
 
 
-def _recomputes(block: nn.Module) -> bool:
+def _is_recomputed(block: nn.Module) -> bool:
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl
 
     return getattr(block, "checkpoint_impl", None) is CheckpointImpl.NO_REENTRANT

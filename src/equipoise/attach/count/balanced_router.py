@@ -144,6 +144,7 @@ class BalancedRouter:
 
     @eager
     def see_logits(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """The gate of a router with a bias returns: its logits are kept, if they will be needed."""
         place = self.found.spec.logits_at
         if place is not None and (
             self.balancer.needs_scores or self.observer or self._sharded_experts()
@@ -188,6 +189,7 @@ class BalancedRouter:
             return self._patched.own(*args, **kwargs)
 
     def see_shifted(self, indices: Tensor, values: Tensor, shifted: Tensor) -> None:
+        """A router without a bias has chosen."""
         if self.context.counts(self.found.block):
             self._notice_backward(values)
             scores = values.detach().float().flatten(0, -2)
@@ -199,7 +201,7 @@ class BalancedRouter:
         experts = chosen.reshape(-1, self.balancer.top_k).long()
         padding = self.context.padding(self.name, len(experts))
         groups = self.found.spec.groups
-        self.count.add(
+        self.count.add_tally(
             make_tally(
                 self.balancer, experts, scores, shifted=shifted, groups=groups, padding=padding
             )
@@ -219,7 +221,7 @@ class BalancedRouter:
 
     def take_tally(self) -> Tally:
         """All that was counted since the last step; zeros where nothing was."""
-        tallies = self.count.take()
+        tallies = self.count.take_tallies()
         return sum(tallies, start=0) if tallies else empty_tally(self.balancer)  # type: ignore[return-value]
 
     @torch.no_grad()

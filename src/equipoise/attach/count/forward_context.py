@@ -48,6 +48,7 @@ def check_backward_is_seen() -> None:
 
 
 def _backward_is_seen() -> bool:
+    """Whether `in_backward` is True inside a backward pass, and False outside."""
     seen: list[bool] = []
     try:
         with torch.enable_grad():
@@ -105,8 +106,8 @@ class ForwardContext:
         if "attention_mask" in names:
             self._mask_position[module] = names.index("attention_mask")
         return [
-            module.register_forward_pre_hook(self.enter, prepend=True, with_kwargs=True),
-            module.register_forward_hook(self.leave, always_call=True),
+            module.register_forward_pre_hook(self.enter_module, prepend=True, with_kwargs=True),
+            module.register_forward_hook(self.leave_module, always_call=True),
         ]
 
     def watch_pictures(self, module: nn.Module) -> RemovableHandle:
@@ -114,17 +115,20 @@ class ForwardContext:
         return module.register_forward_pre_hook(self.see_pictures, with_kwargs=True)
 
     @eager
-    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object]) -> None:
+    def enter_module(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object]
+    ) -> None:
         """A watched module is called."""
         if not self.attached:
             return
         outermost = self._depth == 0
         if outermost:
-            self._begin(module)
+            self._begin_forward(module)
         self._depth += 1
         self._read_mask(module, args, kwargs, outermost)
 
-    def _begin(self, module: nn.Module) -> None:
+    def _begin_forward(self, module: nn.Module) -> None:
+        """The outermost watched module is called."""
         trains = torch.is_grad_enabled() and not in_backward()
         self.phase = ForwardPhase.TRAINING if trains else ForwardPhase.PASSIVE
         self._padding = None
@@ -135,6 +139,7 @@ class ForwardContext:
     def _read_mask(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object], outermost: bool
     ) -> None:
+        """Which tokens are padding, from the module's arguments; an inner module may say it too."""
         mask = kwargs.get("attention_mask")
         position = self._mask_position.get(module)
         if mask is None and position is not None and position < len(args):
@@ -151,7 +156,7 @@ class ForwardContext:
             )
 
     @eager
-    def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def leave_module(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """A watched module returns, or raises: then torch passes None as its output."""
         if self._depth:
             self._depth -= 1

@@ -48,26 +48,26 @@ class Recorder:
         self._writer: TraceWriter | None = None
         if _is_writer():
             for router in balancing.routers:
-                router.observer = self.see
+                router.observer = self.keep_scores
 
-    def see(self, router: BalancedRouter, experts: Tensor, scores: Tensor | None) -> None:
+    def keep_scores(self, router: BalancedRouter, experts: Tensor, scores: Tensor | None) -> None:
         """Keep some rows of a forward, evenly spread over it."""
         if scores is not None and self.rows:
             self._samples.setdefault(router.name, []).append(_thin_rows(scores, self.rows).cpu())
 
-    def before(self, balancing: Balancing) -> None:
+    def remember_shifts(self, balancing: Balancing) -> None:
         """Remember the shifts that these loads came of."""
         self._before = {
             router.name: router.balancer.shift.cpu().clone() for router in balancing.routers
         }
         self._annealed = {router.name for router in balancing.routers if router.anneal_left}
 
-    def after(self, balancing: Balancing, tallies: Mapping[str, Tally]) -> None:
+    def write_step(self, balancing: Balancing, tallies: Mapping[str, Tally]) -> None:
         samples, self._samples = self._samples, {}
         if not _is_writer():
             return
         if self._writer is None:
-            self._writer = self._open(balancing)
+            self._writer = self._open_writer(balancing)
         for router in balancing.routers:
             loads = tallies[router.name].loads.cpu()
             shift, shift_after = self._before[router.name], router.balancer.shift.cpu()
@@ -86,14 +86,15 @@ class Recorder:
                 scores=None if rows is None else _thin_rows(torch.cat(rows), self.rows).numpy(),
             )
 
-    def drop(self) -> None:
+    def drop_scores(self) -> None:
         self._samples = {}
 
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
 
-    def _open(self, balancing: Balancing) -> TraceWriter:
+    def _open_writer(self, balancing: Balancing) -> TraceWriter:
+        """A new trace, or the one that a resumed training has begun."""
         if balancing.loaded and is_trace(self.folder):
             return TraceWriter.resume(self.folder, after=balancing.steps - 1)
         first = balancing.routers[0]

@@ -46,7 +46,7 @@ class ShiftedTopK(TorchFunctionMode):
         named = {**dict(zip(("input", "k"), args)), **kwargs}
         values: Tensor = named["input"]
         if values.shape[-1] == self.spec.num_experts and named["k"] == self.spec.top_k:
-            return self._choose(values)
+            return self._choose_shifted(values)
         groups = self.spec.groups
         if groups is not None and values.shape[-2:] == (
             groups.number,
@@ -60,7 +60,7 @@ class ShiftedTopK(TorchFunctionMode):
             )
         return func(*args, **kwargs)
 
-    def _choose(self, values: Tensor) -> Any:
+    def _choose_shifted(self, values: Tensor) -> Any:
         """The top-K by shifted values, with the unshifted values of what it chose."""
         ranked = values.detach()
         shifted = ranked.float() + self.shift.to(values.device)

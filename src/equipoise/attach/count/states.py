@@ -9,7 +9,8 @@ The forward of a model, which `ForwardContext` moves:
     IDLE        no watched forward is running
     TRAINING    one is running that trains: gradients were on where the model was called, and no
                 backward pass was running
-    PASSIVE     one is running that does not train: evaluation, generation, recomputation
+    PASSIVE     one is running that cannot train: gradients were off (evaluation, generation), or a
+                backward pass recomputes the whole model
     DETACHED    the hooks are off, or the model is a copy: nothing counts any more
 
 The count of a router, a `RouterCount`, which its `BalancedRouter` and `Balancing` move:
@@ -20,19 +21,20 @@ The count of a router, a `RouterCount`, which its `BalancedRouter` and `Balancin
     COUNTED     at least one forward was counted
 
 A choice of experts *counts* if the router's block is in training mode, no backward pass is running,
-and the forward is TRAINING (or IDLE with gradients on: the block was called by itself). Everything
-counts in a context that records (`ForwardContext.records`).
+and the forward is TRAINING (or IDLE with gradients on: the block was called by itself). So an
+evaluation with gradients on is TRAINING, and counts nothing since its blocks are in evaluation mode.
+Everything counts in a context that records (`ForwardContext.records`).
 
     event                      noticed by                    forward      count
     -------------------------  ----------------------------  -----------  ------------------------
-    model called, trains       ForwardContext.enter          -> TRAINING  remembers its length
-    model called, otherwise    ForwardContext.enter          -> PASSIVE   stays
+    model called, trains       ForwardContext.enter_module   -> TRAINING  remembers its length
+    model called, otherwise    ForwardContext.enter_module   -> PASSIVE   stays
     block called, counts       BalancedRouter.enter_block    stays        UNUSED, EMPTY -> ENTERED
     experts chosen, counts     BalancedRouter.count_choices  stays        -> COUNTED
     experts chosen, otherwise  BalancedRouter.see_choice     stays        stays
     layer recomputed           ForwardContext.counts         stays        stays
-    forward returns            ForwardContext.leave          -> IDLE      stays
-    training forward raises    ForwardContext.leave          -> IDLE      as before that forward
+    forward returns            ForwardContext.leave_module   -> IDLE      stays
+    training forward raises    ForwardContext.leave_module   -> IDLE      as before that forward
     step                       Balancing.step                stays        COUNTED -> EMPTY
     step, router was missed    Balancing.step                stays        ENTERED, UNUSED: raises
     step was skipped           Balancing.drop                stays        -> EMPTY, or UNUSED
@@ -84,7 +86,7 @@ class RouterCount:
         if self.state is not CountState.COUNTED:
             self.state = CountState.ENTERED
 
-    def add(self, tally: Tally) -> None:
+    def add_tally(self, tally: Tally) -> None:
         """A choice of experts was counted."""
         self.tallies.append(tally)
         self.state, self._at_rest = CountState.COUNTED, CountState.EMPTY
@@ -98,7 +100,7 @@ class RouterCount:
         del self.tallies[self._before_forward :]
         self.state = CountState.COUNTED if self.tallies else self._at_rest
 
-    def take(self) -> list[Tally]:
+    def take_tallies(self) -> list[Tally]:
         """All tallies since the last step; they are counted no more."""
         tallies = self.tallies
         self.clear()

@@ -69,7 +69,7 @@ class Bias:
     @torch.no_grad()
     def write(self, values: Tensor) -> None:
         """Set it in place, from (E,) float32."""
-        self._lift()
+        self._make_float32()
         mine = self.tensor.detach()
         values = values.to(mine.device).reshape(mine.shape)
         if _is_sharded(mine):
@@ -82,7 +82,7 @@ class Bias:
             self.tensor.copy_(values)
 
     @torch.no_grad()
-    def _lift(self) -> None:
+    def _make_float32(self) -> None:
         """Make it float32, keeping a parameter the object that optimizers know."""
         value = self.tensor
         if value.dtype == torch.float32:

@@ -37,7 +37,7 @@ def probe_router(block: nn.Module, gate_name: str) -> RoutingSpec:
     """Watch the router `gate_name` of `block` choose. Raises NotByTopKError where it does so in
     another way.
     """
-    return _Probe(block, gate_name).conclude()
+    return _Probe(block, gate_name).find_spec()
 
 
 class _Probe:
@@ -53,7 +53,8 @@ class _Probe:
         self.passed: str | None = None
         """the block's vector that is passed to the gate, where it wants one"""
 
-    def conclude(self) -> RoutingSpec:
+    def find_spec(self) -> RoutingSpec:
+        """Run the router once, then again with each candidate for a bias moved."""
         first = self._first_run()
         ranked, top_k, indices = self._last_topk(first)
         num_experts = ranked.shape[-1]
@@ -93,7 +94,7 @@ class _Probe:
         spread = 0.1 if value.dim() < 2 or value.shape[0] == 1 else 2 * value.shape[-1] ** -0.5
         return spread * torch.randn(value.shape, generator=self.rng)
 
-    def _run(self, hidden: Tensor, tensors: dict[str, Tensor]) -> WatchedRun:
+    def _run_router(self, hidden: Tensor, tensors: dict[str, Tensor]) -> WatchedRun:
         """Let the router choose with other tensors in place of its own, in evaluation mode."""
         was_training = [module for module in self.path.modules() if module.training]
         try:
@@ -113,7 +114,7 @@ class _Probe:
             for hidden in (self.hidden, self.hidden.unsqueeze(0)):
                 self.passed = passed
                 try:
-                    run = self._run(hidden, self.tensors)
+                    run = self._run_router(hidden, self.tensors)
                 except (TypeError, ValueError, RuntimeError, IndexError) as error:
                     refusals.append(f"{type(error).__name__}: {error}")
                     continue
@@ -140,7 +141,7 @@ class _Probe:
             for name, value in self.tensors.items()
             if value.is_floating_point()
             and value.numel() == ranked.shape[-1]
-            and self._follows(name, first, ranked, kept)
+            and self._follows_tensor(name, first, ranked, kept)
         ]
         if len(found) > 1:
             raise ValueError(
@@ -148,10 +149,10 @@ class _Probe:
             )
         return found[0] if found else None
 
-    def _follows(self, name: str, first: WatchedRun, ranked: Tensor, kept: Tensor) -> bool:
+    def _follows_tensor(self, name: str, first: WatchedRun, ranked: Tensor, kept: Tensor) -> bool:
         """Whether the ranking moves as the tensor `name` does, and nothing else moves with it."""
         nudge = 0.01 * torch.randn(self.tensors[name].shape, generator=self.rng)
-        second = self._run(self.hidden, {**self.tensors, name: self.tensors[name] + nudge})
+        second = self._run_router(self.hidden, {**self.tensors, name: self.tensors[name] + nudge})
         moved, _, indices = self._last_topk(second)
         both = kept & _is_score(moved)
         if ((moved - ranked - nudge.flatten()).abs()[both] > _TOLERANCE).any():
@@ -182,7 +183,7 @@ class _Probe:
         """Let every token choose the last class, where families put classes that are no experts."""
         raised = self.tensors[bias].clone()
         raised.view(-1)[-1] += 10.0
-        run = self._run(self.hidden, {**self.tensors, bias: raised})
+        run = self._run_router(self.hidden, {**self.tensors, bias: raised})
         self._check_choice(run, self._last_topk(run)[2])
 
     def _check_choice(self, run: WatchedRun, indices: Tensor) -> None:

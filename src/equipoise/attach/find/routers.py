@@ -132,6 +132,7 @@ def _looks_like_a_gate(name: str, child: nn.Module) -> bool:
 
 
 def _describe_router(model: nn.Module, path: str, block: nn.Module, gate_name: str) -> FoundRouter:
+    """Probe one router; one that cannot be balanced raises with its name and the remedy."""
     name = plain_name(path)
     try:
         spec = probe_router(block, gate_name)

@@ -64,6 +64,7 @@ class RouterPath(nn.Module):
         self.gate_name = gate_name
 
     def forward(self, hidden: Tensor, bias_name: str | None) -> WatchedRun:
+        """Choose experts for (T, D) or (B, S, D) hidden states."""
         gate = getattr(self.block, self.gate_name)
         passed = () if bias_name is None else (getattr(self.block, bias_name),)
         with TopKLog() as log:

@@ -49,7 +49,7 @@ def save_sidecar(balancing: Balancing, folder: Path) -> Path:
 
 class SaveBeside:
     """An adapter's `save_pretrained`, which writes the sidecar too: else the biases would be lost
-    without a word.
+    without notice.
 
     An object and not a function, so that a copy of the model saves the copy, without our state.
     """
@@ -133,6 +133,7 @@ def restore_state(balancing: Balancing, tensors: dict[str, Tensor], source: str)
 def _check_same_rule(
     router: str, mine: dict[str, Tensor], theirs: dict[str, Tensor], source: str
 ) -> None:
+    """A state fits if it has the same tensors; older files may lack those of settling."""
     mine = {
         name: value
         for name, value in mine.items()

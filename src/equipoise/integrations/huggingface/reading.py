@@ -47,7 +47,9 @@ def _encode_pieces(tokenizer: Any, data: str) -> Iterator[list[int]]:
     pieces = _list_pieces(data)
     for number in _spread_order(len(pieces)):
         yield [
-            *tokenizer(pieces[number].read(), add_special_tokens=False, verbose=False)["input_ids"],
+            *tokenizer(pieces[number].read_text(), add_special_tokens=False, verbose=False)[
+                "input_ids"
+            ],
             *end,
         ]
 
@@ -67,7 +69,8 @@ class _TextPiece(NamedTuple):
     start: int = 0
     stop: int = 0
 
-    def read(self) -> str:
+    def read_text(self) -> str:
+        """The text of this piece, with \\n as its only line ending."""
         if isinstance(self.source, str):
             return self.source
         with self.source.open("rb") as file:

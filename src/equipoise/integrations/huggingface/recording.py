@@ -142,14 +142,15 @@ class _ScoreListener:
             raise RuntimeError(
                 f"these routers were not called: {', '.join(missing)}. Leave them out by --layer"
             )
-        return {name: self._joined(name) for name in self.names}
+        return {name: self._join_calls(name) for name in self.names}
 
     def _keep_call(self, router: BalancedRouter, experts: Tensor, scores: Tensor | None) -> None:
         self.seen.setdefault(router.name, []).append(
             (experts.cpu(), None if scores is None else scores.float().cpu())
         )
 
-    def _joined(self, name: str) -> tuple[Tensor, Tensor]:
+    def _join_calls(self, name: str) -> tuple[Tensor, Tensor]:
+        """A router may be called several times in one forward: (T, K) experts and (T, E) scores."""
         experts, scores = zip(*self.seen[name], strict=True)
         if any(each is None for each in scores):
             raise ValueError(
@@ -162,6 +163,7 @@ class _ScoreListener:
 def _append_record(
     writer: TraceWriter, step: int, router: BalancedRouter, experts: Tensor, scores: Tensor
 ) -> None:
+    """The shift after the batch is the shift before it: nothing is trained."""
     shift = router.applied_shift.cpu().numpy()
     loads = torch.bincount(experts.flatten(), minlength=scores.shape[1])
     writer.append(
