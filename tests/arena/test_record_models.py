@@ -177,7 +177,7 @@ def test_a_text_is_read_in_pieces(place, monkeypatch):
     text = (place / "manual.txt").read_text()
     pieces = reading._list_pieces(str(place / "manual.txt"))
     assert len(pieces) > 10
-    assert "".join(piece.read() for piece in pieces) == text
+    assert "".join(piece.read_text() for piece in pieces) == text
     ids = torch.cat(
         [
             each.flatten()

@@ -22,7 +22,7 @@ The count of a router, a `RouterCount`, which its `BalancedRouter` and `Balancin
 
 A choice of experts *counts* if the router's block is in training mode, no backward pass is running,
 and the forward is TRAINING (or IDLE with gradients on: the block was called by itself). So an
-evaluation with gradients on is TRAINING, and counts nothing since its blocks are in evaluation mode.
+evaluation with gradients on is TRAINING, and counts nothing: its blocks are in evaluation mode.
 Everything counts in a context that records (`ForwardContext.records`).
 
     event                      noticed by                    forward      count
