@@ -24,6 +24,15 @@ def test_any_batch_may_be_asked_for():
         stream.batch(4)
 
 
+def test_a_stream_is_replayed_as_its_scores():
+    stream = DriftingLogits(256, 8, steps=4, drift=0.1)
+    of_stream, of_scores = (
+        list(replay(batches, equipoise.balancer("quantile", 8, top_k=2)))
+        for batches in (stream, stream.draw_batches())
+    )
+    assert of_stream == of_scores
+
+
 def test_seeds_differ():
     first, second = (next(DriftingLogits(32, 8, seed=seed).draw_batches()) for seed in (0, 1))
     assert not torch.equal(first, second)

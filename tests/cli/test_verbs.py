@@ -93,6 +93,24 @@ def test_packages_and_functions_do_not_hide_each_other():
     assert answer.stdout.split("\n")[0] == "[] 1 True", answer.stderr
 
 
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys\nfrom equipoise.cli import build_parser\nbuild_parser().format_help()\n"
+        "print([name for name in ('torch', 'numpy', 'rich', 'tyro') if name in sys.modules])"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert answer.stdout == "[]\n", answer.stderr
+
+
+def test_report_imports_no_torch():
+    code = (
+        "import sys, equipoise\nequipoise.write_report\n"
+        "import equipoise.cli.report\nprint('torch' in sys.modules)"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert answer.stdout == "False\n", answer.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "old", "new", "name", "value"),
     [

@@ -21,9 +21,20 @@ from equipoise.arena.streams.stream import Batch, Stream
 from equipoise.balancing import Balancer, method_spec, resolve_balancer
 from equipoise.results.arena import CellResult
 from equipoise.routing import Routing, idle_share, metrics
+from equipoise.storage.renamed import old_names
 
 CELL_FORMAT = 2
 """raise it when the same cell would give other figures than before"""
+
+__getattr__ = old_names(
+    __name__,
+    {
+        "run": "run_cells",
+        "refer": "equipoise.arena.reference:reference_for",
+        "Reference": "equipoise.arena.reference:StreamReference",
+        "Result": "equipoise.results.arena:CellResult",
+    },
+)
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,13 @@ from equipoise.arena.reference import StreamReference
 from equipoise.arena.streams.stream import Stream
 from equipoise.balancing import method_spec
 from equipoise.results.arena import CellResult
+from equipoise.storage.renamed import old_names
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 CellsDone = Callable[[int], None]
 """called with the number of cells that were finished just now"""
+
+__getattr__ = old_names(__name__, {"plan": "plan_cells"})
 
 
 def plan_cells(

@@ -17,9 +17,12 @@ import torch
 from equipoise.arena.streams.stream import Batch, Stream
 from equipoise.balancing import Balancer, balancer
 from equipoise.routing import metrics
+from equipoise.storage.renamed import old_names
 
 _UPDATES = 12
 """on one batch: the curvature rule is within a few tokens of balance by then"""
+
+__getattr__ = old_names(__name__, {"floor": "imbalance_floor"})
 
 
 def imbalance_floor(stream: Stream, batches: int = 4, draws: int = 100) -> float:

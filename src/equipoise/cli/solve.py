@@ -7,7 +7,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from equipoise.cli.verb import Verb, add_json_flag
-from equipoise.storage.arrays import read_array, write_arrays
 from equipoise.storage.optional import import_optional
 
 if TYPE_CHECKING:
@@ -41,6 +40,8 @@ def _add_solve_options(parser: argparse.ArgumentParser) -> None:
 
 def _run_solve_verb(options: argparse.Namespace) -> None:
     """Solve, check the proof, then write and print."""
+    from equipoise.storage.arrays import read_array, write_arrays
+
     scores = read_array(options.file, options.name)
     target = None if options.target is None else read_array(options.target, default="target")
     shift = None if options.shift is None else read_array(options.shift, default="shift")

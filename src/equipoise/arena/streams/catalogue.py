@@ -21,6 +21,7 @@ from equipoise.arena.streams.synthetic import (
     Synthetic,
     Topics,
 )
+from equipoise.storage.renamed import old_names
 from equipoise.storage.suggestions import did_you_mean
 from equipoise.trace import Trace, is_trace
 
@@ -29,6 +30,11 @@ _LARGE_SIZES = {"num_tokens": 4096, "steps": 48}
 # of few tokens: that evidence adds up shows only over many batches
 _THIN_STEPS = 1000
 _UNEQUAL = tuple([2.0] * 16 + [1.0] * 48)
+
+__getattr__ = old_names(
+    __name__,
+    {"find": "find_streams", "distinct": "distinct_streams", "DEFAULT": "DEFAULT_STREAMS"},
+)
 
 
 def _small_stream(name: str, *parts: Popularity, **options: object) -> Synthetic:
