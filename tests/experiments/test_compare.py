@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from equipoise.experiments.compare import compare, plan_runs, table, watching
+from equipoise.experiments.compare import compare, plan_runs, recording_settings, write_table
 from equipoise.experiments.processes import jobs, locks
-from equipoise.experiments.schemes import SCHEMES, chosen, configure
+from equipoise.experiments.schemes import SCHEMES, choose_schemes, configure_run
 from equipoise.results.comparison.rows import comparison_results
 from equipoise.results.comparison.rows_file import gather_rows, read_rows
 from equipoise.training import Stopped, train
@@ -85,7 +85,7 @@ def test_what_has_not_finished_is_listed(tmp_path, settings, trained_here):
     compare(tmp_path, schemes=["none"], seeds=2, **settings)
     (tmp_path / "runs/none-1/result.json").unlink()
     (tmp_path / "runs/none-1/failure.json").write_text('{"error": "no memory"}')
-    [row] = table(tmp_path)
+    [row] = write_table(tmp_path)
     assert (row["seeds"], row["failed"]) == (1, [{"seed": 1, "error": "no memory"}])
 
 
@@ -129,18 +129,18 @@ def test_a_folder_has_one_owner(tmp_path):
 
 def test_tuned_rates_are_used():
     for scheme in SCHEMES:
-        assert configure(scheme, "tiny").update_rate == scheme.update_rate("tiny")
-        assert configure(scheme, "small").update_rate == scheme.paper_update_rate
+        assert configure_run(scheme, "tiny").update_rate == scheme.update_rate("tiny")
+        assert configure_run(scheme, "small").update_rate == scheme.paper_update_rate
 
 
 def test_wrong_names_are_told():
     with pytest.raises(ValueError, match="did you mean 'deepseek'"):
-        chosen(["deepsek"])
+        choose_schemes(["deepsek"])
 
 
 def test_large_batches_are_not_kept_whole():
-    assert watching("tiny", {})["trace_scores"] == 1024
-    assert watching("deepseekmoe-1b", {})["trace_scores"] == 0
+    assert recording_settings("tiny", {})["trace_scores"] == 1024
+    assert recording_settings("deepseekmoe-1b", {})["trace_scores"] == 0
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 
 from equipoise.experiments.processes.job import record_failure
 from equipoise.experiments.sweep.grid import Grid
-from equipoise.experiments.sweep.sweep import conclude, enter
+from equipoise.experiments.sweep.sweep import enter_folder, write_ranking
 from equipoise.report import report
 from equipoise.report.sweep.figures import best_by_rate
 from equipoise.results.sweep import load_sweep
@@ -39,7 +39,7 @@ def loss(settings):
 def swept(tmp_path_factory):
     folder = tmp_path_factory.mktemp("swept")
     trials = Grid("made up", {}, [AXES, {"balancer": ["none"]}]).trials(folder)
-    enter(folder, trials)
+    enter_folder(folder, trials)
     for trial in trials:
         trial.job.folder.mkdir(parents=True)
         if trial.name == "aux_u=0.1_lr=0.0001_seed=1":
@@ -54,7 +54,7 @@ def swept(tmp_path_factory):
         (trial.job.folder / "result.json").write_text(
             json.dumps({**figures, "seconds": 1.0, "steps": 300})
         )
-    conclude(folder)
+    write_ranking(folder)
     report(folder)
     return folder
 
@@ -102,14 +102,14 @@ def test_figures_show_the_best_of_the_rest(swept):
 
 
 def test_a_sweep_without_a_table_is_told(tmp_path):
-    enter(tmp_path, Grid("x", {}, [{"seed": [0]}]).trials(tmp_path))
+    enter_folder(tmp_path, Grid("x", {}, [{"seed": [0]}]).trials(tmp_path))
     with pytest.raises(ValueError, match="run the same `equipoise sweep` again"):
         report(tmp_path)
 
 
 def test_nothing_finished_has_a_page(tmp_path):
-    enter(tmp_path, Grid("x", {}, [{"seed": [0]}]).trials(tmp_path))
-    conclude(tmp_path)
+    enter_folder(tmp_path, Grid("x", {}, [{"seed": [0]}]).trials(tmp_path))
+    write_ranking(tmp_path)
     assert (
         "No setting has finished in full, so there is no best one. Trials not finished: 1."
         in report(tmp_path).read_text()

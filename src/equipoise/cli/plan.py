@@ -10,7 +10,7 @@ from equipoise.cli.verb import Verb, add_json_flag, given_options
 from equipoise.storage.optional import import_optional
 
 if TYPE_CHECKING:
-    from equipoise.experiments.plan import Plan
+    from equipoise.experiments.plan import TrainingPlan
 
 
 def _add_plan_options(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +50,7 @@ def _run_plan_verb(options: argparse.Namespace) -> None:
         _show_plan(made)
 
 
-def _show_plan(made: Plan) -> None:
+def _show_plan(made: TrainingPlan) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -68,7 +68,7 @@ def _show_plan(made: Plan) -> None:
         console.print(f"  - {line}")
 
 
-def plan_rows(made: Plan) -> list[tuple[str, str]]:
+def plan_rows(made: TrainingPlan) -> list[tuple[str, str]]:
     """The table's lines: what, and how much."""
     memory = made.state_gigabytes + made.activation_gigabytes
     verdict = (

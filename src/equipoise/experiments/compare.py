@@ -2,20 +2,19 @@
 into one results folder.
 
 results/
-    manifest.json        the schemes with their u and the paper's figures, seeds, preset, and where each run is
-    runs/aux-0/ ...      a training each (docs/training.md), with measured.json beside its result.json
-    table.json           a row for each scheme: means over seeds, their spread, and each seed's values
-    rows.json            all that tables and page are drawn from, in one file
-    failure.json         in a run's folder, if it failed
+    manifest.json      schemes with their u and the paper's figures, seeds, preset, folders of runs
+    runs/aux-0/ ...    a training each (docs/training.md), with measured.json beside result.json,
+                       or failure.json if it failed
+    table.json         a row for each scheme: means over seeds, spread, and each seed's values
+    rows.json          all that tables and page are drawn from (results/comparison/rows_file.py)
 
-Killed and started again it goes on; finished runs are neither trained nor measured again. Schemes
+Killed and started again it continues; finished runs are neither trained nor measured again. Schemes
 and seeds of earlier calls stay in the table while their runs have the same settings.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from equipoise.experiments.measure import measure
 from equipoise.experiments.processes.job import Job, refuse_other_run
 from equipoise.experiments.processes.jobs import run_jobs
 from equipoise.experiments.processes.locks import lock_folder
-from equipoise.experiments.schemes import SCHEMES, chosen, configure
+from equipoise.experiments.schemes import SCHEMES, choose_schemes, configure_run
 from equipoise.results.comparison.rows import comparison_results
 from equipoise.results.comparison.rows_file import (
     COMPARISON_FORMAT,
@@ -42,8 +41,8 @@ from equipoise.storage.renamed import accept_old_argument
 from equipoise.training.config import preset as training_preset
 from equipoise.training.data.corpus import prepare_corpus
 
-WHOLE_TRACE = 2**17
-"""scores of a batch are kept whole, for the theorems, while they are no more numbers than this"""
+MAX_TRACED_SCORES = 2**17
+"""a batch's scores are kept whole, for the theorems, if they are no more numbers than this"""
 
 
 @accept_old_argument("at_once", "workers")
@@ -71,73 +70,75 @@ def compare(
     if seeds < 1:
         raise ValueError(f"at least one seed, not {seeds}")
     folder = Path(out)
-    names = [scheme.name for scheme in chosen(schemes)]
+    names = [scheme.name for scheme in choose_schemes(schemes)]
     jobs = plan_runs(folder, preset, names, seeds, changes)
-    if int(os.environ.get("RANK", "0")) > 0:  # torchrun: rank 0 writes the table
+    # under torchrun rank 0 writes the table
+    if int(os.environ.get("RANK", "0")) > 0:
         run_jobs(jobs)
         return []
     with lock_folder(folder):
+        # before the manifest is replaced
         for job in jobs:
-            refuse_other_run(job)  # before the manifest says otherwise
-        every = [*jobs, *earlier(folder, preset, jobs, changes)]
-        write_json(folder / COMPARISON_MANIFEST, manifest(preset, every, folder))
+            refuse_other_run(job)
+        every = [*jobs, *earlier_runs(folder, preset, jobs, changes)]
+        write_json(folder / COMPARISON_MANIFEST, describe_comparison(preset, every, folder))
+        # once, not in every process
         first = jobs[0].config
-        prepare_corpus(
-            first.data, vocab_size=first.model.vocab_size, tokenizer=first.tokenizer
-        )  # once, not in every process
+        prepare_corpus(first.data, vocab_size=first.model.vocab_size, tokenizer=first.tokenizer)
         run_jobs(jobs, workers=workers or min(2, os.cpu_count() or 1))
-        return table(folder, settled=settled)
+        return write_table(folder, settled=settled)
 
 
 def plan_runs(
     folder: Path, preset: str, names: Sequence[str], seeds: int, changes: Mapping[str, Any]
 ) -> list[Job]:
+    """A job for each scheme and seed."""
     return [
         plan_run(folder, preset, scheme.name, seed, changes)
         for seed in range(seeds)
-        for scheme in chosen(names)
+        for scheme in choose_schemes(names)
     ]
 
 
 def plan_run(folder: Path, preset: str, name: str, seed: int, changes: Mapping[str, Any]) -> Job:
-    [scheme] = chosen([name])
+    """The training of one scheme and seed, with what is recorded of it."""
+    [scheme] = choose_schemes([name])
     settings = {
-        **watching(preset, changes),
+        **recording_settings(preset, changes),
         **changes,
         "seed": seed,
         "out": str(folder / "runs" / f"{name}-{seed}"),
     }
-    return Job(f"{name}-{seed}", configure(scheme, preset, **settings))
+    return Job(f"{name}-{seed}", configure_run(scheme, preset, **settings))
 
 
-def earlier(
+def earlier_runs(
     folder: Path, preset: str, jobs: Sequence[Job], changes: Mapping[str, Any]
 ) -> list[Job]:
     """Runs that the folder's manifest has beside these, if they have the same settings: they stay
     in the table.
     """
     path = folder / COMPARISON_MANIFEST
-    known = json.loads(path.read_text(encoding="utf-8")).get("runs", {}) if path.exists() else {}
+    known = load_json(path).get("runs", {}) if path.exists() else {}
     names, found = {scheme.name for scheme in SCHEMES}, []
     for name in known.keys() - {job.name for job in jobs}:
         scheme, _, seed = name.rpartition("-")
         if scheme in names:
             job = plan_run(folder, preset, scheme, int(seed), changes)
-            with contextlib.suppress(
-                ValueError
-            ):  # another comparison's: it was dropped before, too
+            # one with other settings is another comparison's
+            with contextlib.suppress(ValueError):
                 refuse_other_run(job)
                 found.append(job)
     return found
 
 
-def watching(preset: str, changes: Mapping[str, Any]) -> Mapping[str, Any]:
+def recording_settings(preset: str, changes: Mapping[str, Any]) -> Mapping[str, object]:
     """What is recorded: histograms at eleven steps; loads at fifty or so, with all scores where
     they are few.
     """
     config = training_preset(preset, **changes)
     tokens = config.batch_size * config.model.sequence_length
-    few = tokens * config.model.num_experts <= WHOLE_TRACE and config.micro_batch_size is None
+    few = tokens * config.model.num_experts <= MAX_TRACED_SCORES and config.micro_batch_size is None
     return {
         "histogram_steps": sorted({max(1, config.steps * n // 10) for n in range(11)}),
         "trace_every": max(1, config.steps // 50),
@@ -146,8 +147,8 @@ def watching(preset: str, changes: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def manifest(preset: str, jobs: Sequence[Job], folder: Path) -> ComparisonManifest:
-    """In the order of the schemes, whatever was asked for first."""
+def describe_comparison(preset: str, jobs: Sequence[Job], folder: Path) -> ComparisonManifest:
+    """The manifest: schemes in the order of SCHEMES, whatever was asked for first."""
     known, seeds = {job.name: job for job in jobs}, sorted({job.config.seed for job in jobs})
     names = {
         scheme.name: [name for seed in seeds if (name := f"{scheme.name}-{seed}") in known]
@@ -168,12 +169,11 @@ def manifest(preset: str, jobs: Sequence[Job], folder: Path) -> ComparisonManife
     }
 
 
-def table(folder: Path, *, settled: bool = False) -> list[dict[str, object]]:
-    """Measure what has finished; write and return a row for each scheme, with means over its seeds
-    and what failed.
+def write_table(folder: Path, *, settled: bool = False) -> list[dict[str, object]]:
+    """Measure what has finished. Writes and returns a row for each scheme, with means over its
+    seeds and what failed.
     """
-    about = load_json(folder / COMPARISON_MANIFEST)
-    for path in about["runs"].values():
+    for path in load_json(folder / COMPARISON_MANIFEST)["runs"].values():
         if is_finished(folder / path):
             measure(folder / path, settled=settled)
     kept = gather_rows(folder)

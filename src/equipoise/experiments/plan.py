@@ -5,10 +5,10 @@
 With N active parameters that are multiplied (all but the input embedding), S tokens in a sequence
 and D the hidden size:
 
-    FLOPs per token   6 N + 6 layers S D        forward and backward; attention sees S/2 tokens on average
+    FLOPs per token   6 N + 6 layers S D: forward and backward; attention sees S/2 tokens on average
     hours             tokens * FLOPs / (gpus * peak * utilization)
-    memory per GPU    16 bytes a parameter (weight, gradient and AdamW's two moments in float32; shared out under fsdp)
-                      + activations of a micro-batch + logits
+    memory per GPU    16 bytes a parameter (weight, gradient and AdamW's two moments in float32;
+                      shared out under fsdp) + activations of a micro-batch + logits
     epochs            tokens / tokens of the corpus
 
 What imbalance costs, where experts are spread over the GPUs. Every MoE layer waits for its fullest
@@ -34,6 +34,8 @@ from equipoise.training.config import preset as training_preset
 
 
 class GPU(NamedTuple):
+    """What a GPU has."""
+
     teraflops: float
     """dense bfloat16, as its maker states it"""
     gigabytes: float
@@ -56,7 +58,7 @@ PAPER_IMBALANCE = 0.09
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """What a run costs."""
 
     preset: str
@@ -91,7 +93,8 @@ class Plan:
         """On top of gpu_hours, which are without any waiting."""
         return self.gpu_hours * self.idle_share / (1 - self.idle_share)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
+        """As JSON prints it, with the assumptions in words."""
         return asdict(self) | {
             "lost_gpu_hours": self.lost_gpu_hours,
             "assumptions": assumptions(self),
@@ -106,7 +109,7 @@ def plan(
     utilization: float = 0.3,
     imbalance: float = PAPER_IMBALANCE,
     **changes: Any,
-) -> Plan:
+) -> TrainingPlan:
     """Work out what training a preset costs. `changes` are settings of the preset, such as steps or
     parallel.
     """
@@ -132,7 +135,7 @@ def plan(
     gpu_hours = tokens * flops / (GPUS[gpu].teraflops * 1e12 * utilization) / 3600
     experts = 6 * model.moe_layers * model.top_k * 3 * model.hidden_size * model.expert_size / flops
     corpus = CORPORA.get(config.data)
-    return Plan(
+    return TrainingPlan(
         preset=preset,
         gpus=gpus,
         gpu=gpu,
@@ -150,19 +153,20 @@ def plan(
         epochs=tokens / corpus if corpus else None,
         imbalance=imbalance,
         expert_share=experts,
-        idle_share=idle_share(imbalance, model.num_experts, gpus, experts),
+        idle_share=expected_idle_share(imbalance, model.num_experts, gpus, experts),
     )
 
 
 def flops_per_token(model: ModelConfig) -> float:
+    """Forward and backward, by the formula at the top of the file."""
     counted = count_parameters(model)
     multiplied = counted.active - counted.embedding
     return 6 * multiplied + 6 * model.layers * model.sequence_length * model.hidden_size
 
 
 def activation_bytes(config: Config, gpus: int) -> float:
-    """What a micro-batch keeps for backward, in bfloat16 autocast; an estimate, from the tensors
-    each part saves.
+    """What a micro-batch keeps for backward under bfloat16 autocast: an estimate, from the tensors
+    that each part saves.
 
     Attention and norms keep about 20 D numbers a token, a feed-forward of width F about D + 4 F for
     each of its rows. When activations are computed again, only the residual stream is kept, and one
@@ -176,7 +180,9 @@ def activation_bytes(config: Config, gpus: int) -> float:
     return size * model.sequence_length * kept
 
 
-def idle_share(imbalance: float, num_experts: int, gpus: int, expert_share: float) -> float:
+def expected_idle_share(
+    imbalance: float, num_experts: int, gpus: int, expert_share: float
+) -> float:
     """The share of all GPU time lost in waiting, by the formula at the top of the file."""
     if gpus == 1:
         return 0.0
@@ -195,21 +201,19 @@ def expected_maximum(numbers: int) -> float:
     return quad(density, -10, 10, limit=200)[0]
 
 
-def assumptions(made: Plan) -> list[str]:
-    """In words, for whoever reads only the figures."""
+def assumptions(made: TrainingPlan) -> list[str]:
+    """What the figures rest on, in words."""
     gpu = GPUS[made.gpu]
     return [
         f"{made.gpu}: {gpu.teraflops:,.0f} TFLOP/s of dense bfloat16 at its peak, of which "
-        f"{made.utilization:.0%} are "
-        f"reached; measure yours on a short run and pass --utilization",
+        f"{made.utilization:.0%} are reached; measure yours on a short run and pass --utilization",
         "AdamW in float32: 16 bytes a parameter; activations are estimated from what each layer "
         "keeps, within perhaps 30%",
         "evaluation, checkpoints and communication that is not hidden behind computation are not "
         "counted",
         "epochs: WikiText-103 has 119 million tokens of GPT-2; the docstrings some 6 million, "
         "depending on versions",
-        f"idle time: experts spread evenly over all {made.gpus} GPUs, loads normal and "
-        "independent with a mean deviation of "
-        f"{made.imbalance:.0%}; the imbalance of single forwards counts, which is higher than "
-        "that of a whole batch",
+        f"idle time: experts spread evenly over all {made.gpus} GPUs, loads normal and independent "
+        f"with a mean deviation of {made.imbalance:.0%}; the imbalance of single forwards counts, "
+        "which is higher than that of a whole batch",
     ]

@@ -41,7 +41,7 @@ class Scheme:
         return self.tuned.get(name, self.paper_update_rate)
 
     def about(self, name: str) -> SchemeAbout:
-        """What a table says of the scheme in a comparison with this preset."""
+        """Its entry in the manifest of a comparison with this preset."""
         return {
             "name": self.name,
             "label": self.label,
@@ -96,10 +96,11 @@ SCHEMES = (
     Scheme("curvature", "curvature", "curvature"),
     Scheme("curvature_ahead", "curvature, look-ahead", "curvature", True),
 )
-LOOK_AHEAD = 2048  # router inputs of a forward that are scored again
+LOOK_AHEAD = 2048
+"""router inputs of a forward that are scored again, where a scheme looks ahead"""
 
 
-def chosen(names: Sequence[str] | None) -> tuple[Scheme, ...]:
+def choose_schemes(names: Sequence[str] | None) -> tuple[Scheme, ...]:
     """Schemes by name, in the table's order; all of them for None."""
     known = {scheme.name: scheme for scheme in SCHEMES}
     for name in names or ():
@@ -110,12 +111,10 @@ def chosen(names: Sequence[str] | None) -> tuple[Scheme, ...]:
     return SCHEMES if names is None else tuple(scheme for scheme in SCHEMES if scheme.name in names)
 
 
-def configure(scheme: Scheme, name: str, **changes: Any) -> Config:
+def configure_run(scheme: Scheme, name: str, **changes: Any) -> Config:
     """A scheme's config. With the same changes all schemes start from the same weights and see the
-    same batches.
-
-    All with one lane: not every scheme can have two, and their first losses shall be the same to
-    the last digit.
+    same batches. All have one lane: not every scheme can have two, and their first losses must be
+    the same to the last digit.
     """
     settings = {
         "balancer": scheme.balancer,

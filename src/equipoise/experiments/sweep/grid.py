@@ -10,7 +10,7 @@ trial.
       seed: [0, 1]                          trials that differ in nothing else are averaged
 
 `axes` may be a list of such blocks; the trials are then those of all blocks together (for rules
-that have no u, say).
+that have no u, for example).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from equipoise.storage.optional import import_optional
 from equipoise.storage.suggestions import did_you_mean
 from equipoise.training.config import Config, preset
 
-BUILT_IN = ("paper", "paper-tiny", "demo")
+BUILT_IN_GRIDS = ("paper", "paper-tiny", "demo")
 SELF_EXPLAINING = ("balancer", "balancer_options.scope")
 """settings whose value alone stands in a trial's name"""
-OURS = ("out", "resume")  # what the sweep itself sets
-QUIET = {"trace_every": 0, "keep_checkpoints": 1}
+SET_BY_SWEEP = ("out", "resume")
+TRIAL_DEFAULTS = {"trace_every": 0, "keep_checkpoints": 1}
 """unless the grid says otherwise: hundreds of traces fill a disk and nobody looks at them"""
-LONGEST_NAME = 100
+MAX_NAME_LENGTH = 100
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,8 @@ class Trial:
 
 @dataclass(frozen=True)
 class Grid:
+    """Settings that all trials have, and blocks of axes."""
+
     name: str
     base: dict[str, Any]
     blocks: list[dict[str, list[Any]]]
@@ -64,8 +66,8 @@ class Grid:
         return Path(f"runs/sweep-{self.name}")
 
     def trials(self, folder: Path) -> list[Trial]:
-        """All of them, in the order of the file; the last axis moves fastest. Wrong settings are
-        told here.
+        """All of them, in the order of the file; the last axis moves fastest. Raises if a setting
+        is wrong.
         """
         found: dict[str, Trial] = {}
         for block in self.blocks:
@@ -77,15 +79,15 @@ class Grid:
         return list(found.values())
 
     def _trial(self, point: dict[str, Any], folder: Path) -> Trial:
-        config = _config({**QUIET, **self.base, **point})
-        settings = {key: _value(config, key) for key in point}
+        config = _trial_config({**TRIAL_DEFAULTS, **self.base, **point})
+        settings = {key: _setting_value(config, key) for key in point}
         name = trial_name(settings)
         return Trial(settings, Job(name, replace(config, out=str(folder / "trials" / name))))
 
 
 def read_grid(path: str | Path) -> Grid:
     """A grid from a YAML file, or a built-in one by name."""
-    name, text = _text(path)
+    name, text = _grid_text(path)
     yaml = import_optional("yaml", extra="train")
     try:
         content = yaml.safe_load(text)
@@ -97,25 +99,24 @@ def read_grid(path: str | Path) -> Grid:
             "setting to vary"
         )
     if unknown := [key for key in content if key not in ("base", "axes")]:
-        raise ValueError(
-            f"{path}: no section {unknown[0]!r}{did_you_mean(str(unknown[0]), ('base', 'axes'))} in a grid"
-        )
-    base = _section(content.get("base") or {}, path, "base")
+        meant = did_you_mean(str(unknown[0]), ("base", "axes"))
+        raise ValueError(f"{path}: no section {unknown[0]!r}{meant} in a grid")
+    base = _read_section(content.get("base") or {}, path, "base")
     written = content["axes"] if isinstance(content["axes"], list) else [content["axes"] or {}]
-    blocks = [_section(block, path, "axes") for block in written]
-    _check(path, base, blocks)
+    blocks = [_read_section(block, path, "axes") for block in written]
+    _check_axes(path, base, blocks)
     return Grid(name, base, blocks)
 
 
-def _text(path: str | Path) -> tuple[str, str]:
-    if str(path) in BUILT_IN and not Path(path).is_file():
-        return str(path), files("equipoise.experiments.sweep").joinpath(
-            "grids", f"{path}.yaml"
-        ).read_text(encoding="utf-8")
+def _grid_text(path: str | Path) -> tuple[str, str]:
+    """(name, YAML) of a file or of a built-in grid."""
+    if str(path) in BUILT_IN_GRIDS and not Path(path).is_file():
+        built_in = files("equipoise.experiments.sweep").joinpath("grids", f"{path}.yaml")
+        return str(path), built_in.read_text(encoding="utf-8")
     if not Path(path).exists():
         raise ValueError(
             f"no grid {str(path)!r}: neither a file, nor one of the built-in ones, "
-            f"{', '.join(BUILT_IN)}"
+            f"{', '.join(BUILT_IN_GRIDS)}"
         )
     try:
         return Path(path).stem, Path(path).read_text(encoding="utf-8")
@@ -123,32 +124,32 @@ def _text(path: str | Path) -> tuple[str, str]:
         raise ValueError(f"{path} is not YAML: it is no text") from None
 
 
-def _section(section: Any, path: str | Path, name: str) -> dict[str, Any]:
+def _read_section(section: Any, path: str | Path, name: str) -> dict[str, Any]:
     if not isinstance(section, Mapping):
         raise ValueError(
             f"{path}: `{name}:` must hold lines of the form 'setting: value', not {section!r}"
         )
-    return _flat(section)
+    return _flatten_section(section)
 
 
-def _flat(section: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten_section(section: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     """{"model": {"top_k": 2}} as {"model.top_k": 2}; balancer_options stay together, they have
     names of their own.
     """
     found: dict[str, Any] = {}
     for key, value in section.items():
         if isinstance(value, Mapping) and key != "balancer_options":
-            found |= _flat(value, f"{prefix}{key}.")
+            found |= _flatten_section(value, f"{prefix}{key}.")
         else:
             found[f"{prefix}{key}"] = value
     return found
 
 
-def _check(path: str | Path, base: dict[str, Any], blocks: list[dict[str, Any]]) -> None:
+def _check_axes(path: str | Path, base: dict[str, Any], blocks: list[dict[str, Any]]) -> None:
     if not blocks or any(not block for block in blocks):
         raise ValueError(f"{path}: `axes:` is empty, so there is nothing to search")
     for key in (*base, *(key for block in blocks for key in block)):
-        if key in OURS:
+        if key in SET_BY_SWEEP:
             raise ValueError(f"{path}: {key!r} is set by the sweep, for each trial")
     for key, values in (item for block in blocks for item in block.items()):
         if key in base:
@@ -159,9 +160,9 @@ def _check(path: str | Path, base: dict[str, Any], blocks: list[dict[str, Any]])
             )
 
 
-def _config(settings: Mapping[str, Any]) -> Config:
-    """From settings with dots in their names. The config refuses what it does not know, with the
-    near names.
+def _trial_config(settings: Mapping[str, Any]) -> Config:
+    """From settings with dots in their names. The config refuses unknown names and suggests known
+    ones.
     """
     nested: dict[str, Any] = {}
     for key, value in settings.items():
@@ -173,7 +174,7 @@ def _config(settings: Mapping[str, Any]) -> Config:
     return preset(nested.pop("preset", "tiny"), **nested)
 
 
-def _value(config: Config, key: str) -> Any:
+def _setting_value(config: Config, key: str) -> Any:
     found: Any = config
     for part in key.split("."):
         found = found[part] if isinstance(found, Mapping) else getattr(found, part)
@@ -181,18 +182,18 @@ def _value(config: Config, key: str) -> Any:
 
 
 def trial_name(settings: Mapping[str, Any]) -> str:
-    """Readable, and a file's name everywhere. What had to be changed or cut for that gets a digest,
-    to stay unique.
+    """Readable, and valid as a file name on every system. A name that had to be changed or cut for
+    that gets a digest, to stay unique.
     """
     said = "_".join(
-        f"{'' if key in SELF_EXPLAINING else f'{setting_column(key).short}='}{_written(value)}"
+        f"{'' if key in SELF_EXPLAINING else f'{setting_column(key).short}='}{_format_value(value)}"
         for key, value in settings.items()
     )
-    safe = re.sub(r"[^\w.=+-]", "-", said, flags=re.ASCII)[:LONGEST_NAME]
+    safe = re.sub(r"[^\w.=+-]", "-", said, flags=re.ASCII)[:MAX_NAME_LENGTH]
     if safe == said and not said.startswith("."):
         return said
     return f"{safe.lstrip('.')}-{hashlib.sha256(said.encode()).hexdigest()[:8]}"
 
 
-def _written(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)

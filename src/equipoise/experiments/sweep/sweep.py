@@ -2,11 +2,11 @@
 setting of each scheme.
 
 results/
-    manifest.json        the trials with their settings, and what they have in common
-    trials/NAME/         a training each (docs/training.md); failure.json if it failed; .lock while somebody is at it
-    table.json           best settings, all settings sorted by validation loss, failures
+    manifest.json    the trials with their settings, and what they have in common
+    trials/NAME/     a training each (docs/training.md); failure.json if it failed
+    table.json       best settings, all settings sorted by validation loss, failures
 
-Killed and started again it goes on. Finished trials are not repeated, failed ones only if asked.
+Killed and started again it continues. Finished trials are not repeated, failed ones only if asked.
 Several sweeps of the same grid may work in the folder at once, on one machine or several: each
 trial is made by whoever holds its lock (locks.py). A grid may grow: values added to its axes are
 new trials in the same folder. Any other grid is refused.
@@ -43,11 +43,15 @@ from equipoise.training.data.corpus import prepare_corpus
 from equipoise.training.settings import MAY_CHANGE, describe_differences, refuse_other_settings
 
 ENGINES = ("local", "ray")
-FOLDER_LOCK = ".sweep-lock"  # held for moments; not the name a comparison holds while it runs
+FOLDER_LOCK = ".sweep-lock"
+"""held for moments; not the lock that a comparison holds while it runs"""
 
 
 class Engine(Protocol):
-    def run(self, jobs: Sequence[Job], display: Display) -> None: ...
+    """Brings jobs to their end."""
+
+    def run(self, jobs: Sequence[Job], display: Display) -> None:
+        """Until each is finished or failed."""
 
 
 @accept_old_argument("at_once", "workers")
@@ -74,7 +78,7 @@ def sweep(
         address: of the Ray cluster; by default that of $RAY_ADDRESS, or one of this machine alone.
         cpus_per_trial, gpus_per_trial: what Ray keeps for each.
         processes_per_trial: more than one run under torchrun; by default one for each GPU.
-        retry_failed: do those again that failed before.
+        retry_failed: run those again that failed before.
         keep_checkpoints: keep those of finished trials.
     """
     grid = grid if isinstance(grid, Grid) else read_grid(grid)
@@ -83,20 +87,20 @@ def sweep(
     processes = max(1, int(gpus_per_trial)) if processes_per_trial is None else processes_per_trial
     if processes < 1:
         raise ValueError(f"at least one process for a trial, not {processes}")
-    chosen = _engine(
+    chosen = _make_engine(
         engine, workers, address, cpus_per_trial, gpus_per_trial, processes, keep_checkpoints
     )
-    enter(folder, trials)
+    enter_folder(folder, trials)
     if retry_failed:
         clear_failures([trial.job for trial in trials])
     try:
-        _run(chosen, trials, prepare_first=engine == "local")
+        _run_trials(chosen, trials, prepare_first=engine == "local")
     finally:
-        found = conclude(folder)
+        found = write_ranking(folder)
     return found.to_json()
 
 
-def _engine(
+def _make_engine(
     name: str,
     workers: int,
     address: str | None,
@@ -116,12 +120,13 @@ def _engine(
     raise ValueError(f"no engine {name!r}: there are {' and '.join(ENGINES)}")
 
 
-def _run(engine: Engine, trials: Sequence[Trial], *, prepare_first: bool) -> None:
+def _run_trials(engine: Engine, trials: Sequence[Trial], *, prepare_first: bool) -> None:
     todo = [trial.job for trial in trials if outcome_of(trial.job) is None]
     with Display(sum(job.config.steps for job in todo)) as display:
         if len(todo) < len(trials):
             display.say(f"{len(trials) - len(todo)} of {len(trials)} trials had ended before")
-        if todo and prepare_first:  # once, not in every process
+        # once, not in every process
+        if todo and prepare_first:
             for data, size, coder in {
                 (job.config.data, job.config.model.vocab_size, job.config.tokenizer) for job in todo
             }:
@@ -130,19 +135,18 @@ def _run(engine: Engine, trials: Sequence[Trial], *, prepare_first: bool) -> Non
             engine.run(todo, display)
 
 
-def enter(folder: Path, trials: Sequence[Trial]) -> None:
+def enter_folder(folder: Path, trials: Sequence[Trial]) -> None:
     """Write the manifest, unless the folder holds another grid's."""
     ours = describe_trials(trials)
-    _refuse(folder, ours)  # before anything is written there
+    _refuse_other_content(folder, ours)  # before anything is written there
     folder.mkdir(parents=True, exist_ok=True)
-    with wait_for_lock(
-        folder / FOLDER_LOCK
-    ):  # two that start together must not both believe to be the first
-        _refuse(folder, ours)
+    # two that start together must not both take themselves for the first
+    with wait_for_lock(folder / FOLDER_LOCK):
+        _refuse_other_content(folder, ours)
         write_json(folder / SWEEP_MANIFEST, ours)
 
 
-def _refuse(folder: Path, ours: SweepManifest) -> None:
+def _refuse_other_content(folder: Path, ours: SweepManifest) -> None:
     if (folder / SWEEP_MANIFEST).exists():
         refuse_other_sweep(folder, load_manifest(folder), ours)
     elif folder.exists() and (
@@ -155,7 +159,7 @@ def _refuse(folder: Path, ours: SweepManifest) -> None:
 
 def describe_trials(trials: Sequence[Trial]) -> SweepManifest:
     """What the trials have in common, and what each has of its own."""
-    configs = {trial.name: _flat(trial.job.config.to_dict()) for trial in trials}
+    configs = {trial.name: _flatten_config(trial.job.config.to_dict()) for trial in trials}
     first = next(iter(configs.values()))
     common = {
         key: value
@@ -183,7 +187,7 @@ def refuse_other_sweep(folder: Path, there: SweepManifest, here: SweepManifest) 
             f"{folder} holds an {there.get('format', 'unknown kind of results')}: choose another "
             "folder"
         )
-    lines = _values_that_are_gone(there["trials"], here["trials"])
+    lines = _describe_missing_values(there["trials"], here["trials"])
     for name in there["trials"].keys() & here["trials"].keys():
         old, new = (each["common"] | each["trials"][name]["config"] for each in (there, here))
         lines += describe_differences(old, new)
@@ -192,7 +196,9 @@ def refuse_other_sweep(folder: Path, there: SweepManifest, here: SweepManifest) 
     )
 
 
-def _values_that_are_gone(there: dict[str, TrialAbout], here: dict[str, TrialAbout]) -> list[str]:
+def _describe_missing_values(
+    there: dict[str, TrialAbout], here: dict[str, TrialAbout]
+) -> list[str]:
     """By axis; trial by trial where the values are all here and a combination of them is not."""
     gone = [name for name in there if name not in here]
     lines = []
@@ -204,19 +210,20 @@ def _values_that_are_gone(there: dict[str, TrialAbout], here: dict[str, TrialAbo
     return lines or [f"trial {name}: there, not here" for name in gone]
 
 
-def conclude(folder: Path) -> SweepTable:
-    """Of all trials in the manifest, which another sweep may have made longer since."""
+def write_ranking(folder: Path) -> SweepTable:
+    """Write table.json, of all trials in the manifest: another sweep may have added some since."""
     with wait_for_lock(folder / FOLDER_LOCK):
         found = rank_settings(folder, load_manifest(folder))
         write_json(folder / SWEEP_TABLE, found.to_json())
     return found
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"model": {"top_k": 2}} as {"model.top_k": 2}, without what may change."""
     found: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{key}.")
+            found |= _flatten_config(value, f"{prefix}{key}.")
         elif key not in MAY_CHANGE or prefix:
             found[f"{prefix}{key}"] = value
     return found
