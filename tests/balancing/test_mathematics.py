@@ -92,7 +92,7 @@ def test_smebu_is_four_functions():
     shift, memory, weights = torch.zeros(E), torch.zeros(E), torch.ones(E, dtype=torch.float64)
     for scores in batches(8):
         routing = balancer.route(scores)
-        want = gap.target_loads(routing.loads.sum().clamp_min(1), weights, float(E))
+        want = gap.wanted_loads(routing.loads.sum().clamp_min(1), weights, float(E))
         step = (gap.load_gap(routing.loads, weights, float(E)) / want).float()
         step = steps.centered_step(steps.tanh_step(step, 2.0) * 5e-4)
         memory = steps.ema_step(memory, step, 0.5)

@@ -34,14 +34,14 @@ def test_tanh_saturates():
 
 
 def test_scale_takes_a_step_size():
-    first, second, third = run(Scale(step_sizes.inverse(6.0)), STEP, STEP, STEP)
+    first, second, third = run(Scale(step_sizes.inverse_steps(6.0)), STEP, STEP, STEP)
     assert torch.equal(first, STEP * 6)
     assert torch.equal(second, STEP * 3)
     assert torch.equal(third, STEP * 2)
 
 
 def test_inverse_sqrt_at_four():
-    assert step_sizes.inverse_sqrt(3.0)(torch.tensor(4.0)) == 1.5
+    assert step_sizes.inverse_sqrt_steps(3.0)(torch.tensor(4.0)) == 1.5
 
 
 def test_ema_averages():

@@ -235,7 +235,7 @@ def test_freezing_holds_the_shift(row):
     assert torch.equal(balancer.shift, before) is not row.moves
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.make().judges_tokens_apart], ids=str)
+@pytest.mark.parametrize("row", [row for row in ROWS if row.make().tokens_are_independent], ids=str)
 def test_tokens_are_judged_apart_by_whoever_says_so(row, scores):
     """Parts of a forward then choose, and pay, what the whole does, wherever it is cut."""
     balancer = row.make()
@@ -249,4 +249,4 @@ def test_tokens_are_judged_apart_by_whoever_says_so(row, scores):
 
 @pytest.mark.parametrize("row", SOLVERS, ids=str)
 def test_solvers_of_a_batch_judge_tokens_together(row):
-    assert not row.make().judges_tokens_apart
+    assert not row.make().tokens_are_independent

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from equipoise.balancing.penalties import Penalty
 from equipoise.balancing.precise import Precise
 from equipoise.routing import Groups, Routing, Tally, route
-from equipoise.routing.checks import require, shown
+from equipoise.routing.checks import number_if_readable, require_on_device
 
 
 class Balancer(Precise, ABC):
@@ -47,7 +47,7 @@ class Balancer(Precise, ABC):
         return torch.zeros(self.num_experts, device=self.steps.device)
 
     @property
-    def judges_tokens_apart(self) -> bool:
+    def tokens_are_independent(self) -> bool:
         """Whether a token's experts, and what it adds to the loss, depend on no other token of its
         forward.
         """
@@ -64,7 +64,7 @@ class Balancer(Precise, ABC):
         self.penalties = nn.ModuleList()
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
-    def expect_parts(self, tokens: int) -> None:
+    def fix_sampling_stride(self, tokens: int) -> None:
         """Forwards of `tokens` will come in parts. Whoever counts a sample that depends on their
         size must take the whole's.
         """
@@ -150,7 +150,7 @@ class Balancer(Precise, ABC):
                 ".train() first if this is "
                 "a training step"
             )
-        tally = self._accept(tally)
+        tally = self._check_tally(tally)
         self._move(tally)
         for penalty in self.penalties:
             assert isinstance(penalty, Penalty)
@@ -163,7 +163,7 @@ class Balancer(Precise, ABC):
         updates.
         """
 
-    def _accept(self, tally: Tally) -> Tally:
+    def _check_tally(self, tally: Tally) -> Tally:
         if tally.loads.shape != (self.num_experts,):
             raise ValueError(
                 f"this tally is of {tally.loads.shape[0]} experts, the balancer has "
@@ -171,11 +171,11 @@ class Balancer(Precise, ABC):
             )
         if tally.loads.device != self.steps.device:
             tally = tally.to(self.steps.device)
-        require(
+        require_on_device(
             tally.step == self.steps,
             lambda: ValueError(
-                f"this tally was taken at step {shown(tally.step)}, but the balancer is at step "
-                f"{shown(self.steps)}: it was "
+                f"this tally was taken at step {number_if_readable(tally.step)}, but the balancer is at step "
+                f"{number_if_readable(self.steps)}: it was "
                 "counted under another shift. Take a new tally after every update()"
             ),
         )

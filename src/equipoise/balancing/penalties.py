@@ -89,13 +89,13 @@ class AuxiliaryLoss(Penalty):
         flat = share.flatten(0, -2)
         if self.scope == "sequence":
             return self.coefficient * self._by_sequence(
-                flat, routing, *_sequences(scores, sequences)
+                flat, routing, *_sequence_of_tokens(scores, sequences)
             )
         mean = _mean_over(flat, routing.mask)
         frequencies = (
             self.frequencies.to(mean.device)
             if self.scope == "global"
-            else self._frequencies(routing.loads)
+            else self._relative_frequencies(routing.loads)
         )
         return self.coefficient * (frequencies * mean).sum()
 
@@ -103,10 +103,10 @@ class AuxiliaryLoss(Penalty):
         if self.scope == "global":
             some = tally.loads.sum() > 0
             self.frequencies.copy_(
-                torch.where(some, self._frequencies(tally.loads), self.frequencies)
+                torch.where(some, self._relative_frequencies(tally.loads), self.frequencies)
             )
 
-    def _frequencies(self, loads: Tensor) -> Tensor:
+    def _relative_frequencies(self, loads: Tensor) -> Tensor:
         """f (..., E): 1 where loads are as they should be."""
         return loads / (
             loads.sum(-1, keepdim=True).clamp_min(1)
@@ -136,7 +136,7 @@ class AuxiliaryLoss(Penalty):
             0, sequences, share * counted.unsqueeze(1)
         )
         means = sums / lengths.clamp_min(1).unsqueeze(1)
-        values = (self._frequencies(loads.view(number, num_experts)) * means).sum(1)
+        values = (self._relative_frequencies(loads.view(number, num_experts)) * means).sum(1)
         return values.sum() / (lengths > 0).sum().clamp_min(1)
 
     def extra_repr(self) -> str:
@@ -174,7 +174,7 @@ def _mean_over(values: Tensor, mask: Tensor | None) -> Tensor:
     return (values * real.unsqueeze(1)).sum(0) / real.sum().clamp_min(1)
 
 
-def _sequences(scores: Tensor, sequences: Tensor | None) -> tuple[Tensor, int]:
+def _sequence_of_tokens(scores: Tensor, sequences: Tensor | None) -> tuple[Tensor, int]:
     """The sequence of each token, (T,), and how many there are. Named sequences are counted, which
     makes a GPU wait.
     """

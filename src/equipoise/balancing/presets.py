@@ -106,7 +106,11 @@ def inverse(
 ) -> Dual:
     """p += (u/n) (L - A)/T. The paper's step for its regret bound; u = 1 was its best."""
     return Dual(
-        num_experts, top_k, LoadGap(unit), [Scale(step_sizes.inverse(update_rate))], target=target
+        num_experts,
+        top_k,
+        LoadGap(unit),
+        [Scale(step_sizes.inverse_steps(update_rate))],
+        target=target,
     )
 
 
@@ -126,7 +130,7 @@ def inverse_sqrt(
         num_experts,
         top_k,
         LoadGap(unit),
-        [Scale(step_sizes.inverse_sqrt(update_rate))],
+        [Scale(step_sizes.inverse_sqrt_steps(update_rate))],
         target=target,
     )
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from equipoise.balancing.mathematics.gap import load_gap, target_loads, token_count
+from equipoise.balancing.mathematics.gap import load_gap, token_count, wanted_loads
 from equipoise.balancing.precise import Precise
 
 Weights = Sequence[float] | Tensor | None
@@ -37,7 +37,7 @@ class Target(Precise):
 
     def loads(self, total: Tensor) -> Tensor:
         """(E,) float64: the loads that `total` choices should give."""
-        return target_loads(total, self.weights, self.whole)
+        return wanted_loads(total, self.weights, self.whole)
 
     def gap(self, loads: Tensor) -> Tensor:
         """L - A, (E,) float64: positive where an expert has too few, exactly 0 where it is right."""

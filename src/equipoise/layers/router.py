@@ -121,7 +121,7 @@ class Router(nn.Module):
         tally = self.balancer.tally(scores, routing)
         penalty = self.balancer.penalty(scores, routing, logits, sequences)
         return Routed(
-            routing, tally, penalty, self._sample(hidden, mask) if self.training else None
+            routing, tally, penalty, self._take_sample(hidden, mask) if self.training else None
         )
 
     @torch.no_grad()
@@ -140,7 +140,7 @@ class Router(nn.Module):
             scores, groups=self.groups, mask=mask, renormalize=self.renormalize, scale=self.scale
         )
 
-    def _sample(self, hidden: Tensor, mask: Tensor | None) -> Sample | None:
+    def _take_sample(self, hidden: Tensor, mask: Tensor | None) -> Sample | None:
         if self.look_ahead == 0:
             return None
         flat = hidden.detach().flatten(0, -2)

@@ -27,13 +27,13 @@ from torch import Tensor
 _MODES = ("auto", "always", "never")
 
 
-def _valid(mode: str, source: str) -> str:
+def _valid_mode(mode: str, source: str) -> str:
     if mode not in _MODES:
         raise ValueError(f"{source} must be one of {', '.join(map(repr, _MODES))}, not {mode!r}")
     return mode
 
 
-_mode = _valid(os.environ.get("EQUIPOISE_CHECK_SCORES", "auto"), "EQUIPOISE_CHECK_SCORES")
+_mode = _valid_mode(os.environ.get("EQUIPOISE_CHECK_SCORES", "auto"), "EQUIPOISE_CHECK_SCORES")
 
 
 class check_scores:  # noqa: N801 - reads as a verb, like torch.set_grad_enabled
@@ -44,7 +44,7 @@ class check_scores:  # noqa: N801 - reads as a verb, like torch.set_grad_enabled
     def __init__(self, mode: str) -> None:
         global _mode
         self._before = _mode
-        _mode = _valid(mode, "the mode of check_scores")
+        _mode = _valid_mode(mode, "the mode of check_scores")
 
     def __enter__(self) -> None:
         pass
@@ -59,7 +59,7 @@ class check_scores:  # noqa: N801 - reads as a verb, like torch.set_grad_enabled
         _mode = self._before
 
 
-def readable(tensor: Tensor) -> bool:
+def is_readable(tensor: Tensor) -> bool:
     """Whether a value can be looked at here without a wait: not while tracing, and only on the CPU."""
     return not torch.compiler.is_compiling() and tensor.device.type == "cpu"
 
@@ -79,7 +79,7 @@ def require_finite(values: Tensor, name: str) -> None:
         return  # all finite: only their sum overflowed
     raise ValueError(
         f"{name} hold {int(bad.sum())} values that are NaN or infinite, the first at "
-        f"{_first(bad)}. This usually means "
+        f"{_first_place(bad)}. This usually means "
         "that the router's logits overflowed: compute scores in float32, and look at the loss "
         "before this step"
     )
@@ -108,7 +108,7 @@ def require_choosable(
         if bad.any():
             raise ValueError(
                 f"choose_by holds {int(bad.sum())} values that are NaN or +inf, the first at "
-                f"{_first(bad)}. Since the "
+                f"{_first_place(bad)}. Since the "
                 "scores are finite, look at the shift that was added to them"
             )
     if kth.sum() == -torch.inf:
@@ -123,23 +123,23 @@ def require_choosable(
         )
 
 
-def require(truth: Tensor, error: Callable[[], Exception]) -> None:
+def require_on_device(truth: Tensor, error: Callable[[], Exception]) -> None:
     """Raise unless true. On the CPU at once; on an accelerator when the device comes to it, so that
     nothing waits.
     """
     if torch.compiler.is_compiling() or truth.is_meta:
         return
-    if not readable(truth):
+    if not is_readable(truth):
         torch._assert_async(truth, str(error()))
     elif not truth:
         raise error()
 
 
-def shown(number: Tensor) -> str:
+def number_if_readable(number: Tensor) -> str:
     """A number for a message, where it can be read without a wait."""
-    return str(int(number)) if readable(number) else "?"
+    return str(int(number)) if is_readable(number) else "?"
 
 
-def _first(bad: Tensor) -> str:
+def _first_place(bad: Tensor) -> str:
     place = tuple(int(i) for i in bad.nonzero()[0])
     return f"(token {place[0]}, expert {place[1]})" if len(place) == 2 else str(place)

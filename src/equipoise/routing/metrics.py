@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.routing.checks import readable
+from equipoise.routing.checks import is_readable
 
 
 def metrics(
@@ -79,7 +79,7 @@ def _relative_loads(loads: Tensor, target: Tensor | Sequence[float] | None) -> T
             raise ValueError(
                 f"target has shape {tuple(weights.shape)}, but there are {loads.shape[-1]} experts"
             )
-        if readable(weights) and not (weights > 0).all():
+        if is_readable(weights) and not (weights > 0).all():
             raise ValueError(f"target weights must be positive, not {weights.tolist()}")
     total = loads.sum(-1, keepdim=True).double()
     return loads.double() * weights.sum() / (total * weights)

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from equipoise.routing.checks import require, shown
+from equipoise.routing.checks import number_if_readable, require_on_device
 from equipoise.routing.tally import Tally
 
 _INT32_MAX = 2**31 - 1
@@ -54,14 +54,19 @@ def reduce(
     to sum them too: then every rank must have run as many.
     """
     if not dist.is_available() or not dist.is_initialized():
-        return tallies if isinstance(tallies, Tally) else _like(tallies, list(_values(tallies)))
-    layers = list(_values(tallies))
+        return (
+            tallies if isinstance(tallies, Tally) else _in_form_of(tallies, list(_as_list(tallies)))
+        )
+    layers = list(_as_list(tallies))
     if not layers:
-        return _like(tallies, [])
-    summed = _all_reduce([_wire(layer, forwards) for layer in layers], group)
-    return _like(
+        return _in_form_of(tallies, [])
+    summed = _all_reduce([_to_wire(layer, forwards) for layer in layers], group)
+    return _in_form_of(
         tallies,
-        [_unwire(layer, flat, forwards, group) for layer, flat in zip(layers, summed, strict=True)],
+        [
+            _from_wire(layer, flat, forwards, group)
+            for layer, flat in zip(layers, summed, strict=True)
+        ],
     )
 
 
@@ -81,14 +86,14 @@ def _all_reduce(flats: list[Tensor], group: dist.ProcessGroup | None) -> list[Te
     too_large = (wire.max() > limit).long().reshape(1)
     wire = torch.cat((wire.clamp_max(limit), too_large)).to(torch.int32)
     dist.all_reduce(wire, group=group)
-    require(
+    require_on_device(
         wire[-1] == 0,
         lambda: OverflowError(f"a count does not fit int32 over {ranks} ranks: update more often"),
     )
     return list(wire[:-1].long().split([flat.numel() for flat in flats]))
 
 
-def _wire(tally: Tally, forwards: bool) -> Tensor:
+def _to_wire(tally: Tally, forwards: bool) -> Tensor:
     step = (tally.step % _STEPS_APART).reshape(1)
     pieces = [
         step,
@@ -99,7 +104,9 @@ def _wire(tally: Tally, forwards: bool) -> Tensor:
     return torch.cat(pieces + ([tally.forwards.flatten()] if forwards else []))
 
 
-def _unwire(tally: Tally, flat: Tensor, forwards: bool, group: dist.ProcessGroup | None) -> Tally:
+def _from_wire(
+    tally: Tally, flat: Tensor, forwards: bool, group: dist.ProcessGroup | None
+) -> Tally:
     names = sorted(tally.parts)
     sizes = [1, 1, tally.loads.numel(), *(tally.parts[name].numel() for name in names)]
     steps, squares, loads, *rest = flat.split(
@@ -107,11 +114,11 @@ def _unwire(tally: Tally, flat: Tensor, forwards: bool, group: dist.ProcessGroup
     )
     # numbers are all the same when their variance is 0: so every rank sees it if one of them
     # differs
-    require(
+    require_on_device(
         dist.get_world_size(group) * squares[0] == steps[0] ** 2,
         lambda: ValueError(
             "the ranks' balancers have made different numbers of updates (this rank's "
-            f"{shown(tally.step)}): did a rank skip "
+            f"{number_if_readable(tally.step)}): did a rank skip "
             "an update() or resume from another checkpoint?"
         ),
     )
@@ -122,13 +129,13 @@ def _unwire(tally: Tally, flat: Tensor, forwards: bool, group: dist.ProcessGroup
     return Tally(loads=loads, forwards=each, step=tally.step, parts=parts)
 
 
-def _values(tallies: Tally | Mapping[str, Tally] | Sequence[Tally]) -> Sequence[Tally]:
+def _as_list(tallies: Tally | Mapping[str, Tally] | Sequence[Tally]) -> Sequence[Tally]:
     if isinstance(tallies, Tally):
         return [tallies]
     return list(tallies.values()) if isinstance(tallies, Mapping) else tallies
 
 
-def _like(
+def _in_form_of(
     question: Tally | Mapping[str, Tally] | Sequence[Tally], answer: list[Tally]
 ) -> Tally | dict[str, Tally] | list[Tally]:
     if isinstance(question, Tally):

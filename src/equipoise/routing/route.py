@@ -117,7 +117,7 @@ def route(
         (ranked, None, None) if groups is None else _limit_to_groups(ranked, groups)
     )
 
-    choice = _choose(open_to_choice, top_k, runner_up)
+    choice = _choose_top_k(open_to_choice, top_k, runner_up)
     experts = choice.experts
     if scores_are_checked(scores):
         require_finite(scores.detach(), "scores")
@@ -131,7 +131,7 @@ def route(
         gates = gates / gates.sum(-1, keepdim=True).clamp_min(torch.finfo(gates.dtype).tiny)
     if scale != 1.0:
         gates = gates * scale
-    loads = _count(experts, scores.shape[1], mask)
+    loads = _count_loads(experts, scores.shape[1], mask)
     return Routing(
         experts, gates, loads, choice.runner_up, choice.margin, mask, allowed, group_margin
     )
@@ -147,7 +147,7 @@ class _Choice(NamedTuple):
     margin: Tensor | None
 
 
-def _choose(ranked: Tensor, top_k: int, runner_up: bool) -> _Choice:
+def _choose_top_k(ranked: Tensor, top_k: int, runner_up: bool) -> _Choice:
     """One top-K, or one top-(K+1) where the runner-up is wanted."""
     num_experts = ranked.shape[1]
     values, order = ranked.topk(min(top_k + runner_up, num_experts), dim=1)
@@ -176,7 +176,7 @@ def _limit_to_groups(ranked: Tensor, groups: Groups) -> tuple[Tensor, Tensor, Te
     return by_group.masked_fill(~allowed.unsqueeze(2), -torch.inf).flatten(1), allowed, margin
 
 
-def _count(experts: Tensor, num_experts: int, mask: Tensor | None) -> Tensor:
+def _count_loads(experts: Tensor, num_experts: int, mask: Tensor | None) -> Tensor:
     """Tokens per expert, exactly, and without making a GPU wait as torch.bincount does."""
     chosen = experts.flatten()
     counted = (
@@ -194,7 +194,7 @@ def check_shapes(
 ) -> None:
     if scores.dim() < 2 or not scores.is_floating_point():
         raise ValueError(
-            f"scores must be floating point of shape (..., experts), not {_describe(scores)}"
+            f"scores must be floating point of shape (..., experts), not {_describe_tensor(scores)}"
         )
     num_experts = scores.shape[-1]
     if not 1 <= top_k <= num_experts:
@@ -242,5 +242,5 @@ def _check_mask(mask: Tensor, scores: Tensor) -> None:
         )
 
 
-def _describe(tensor: Tensor) -> str:
+def _describe_tensor(tensor: Tensor) -> str:
     return f"{tensor.dtype} of shape {tuple(tensor.shape)}"

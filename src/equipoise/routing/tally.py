@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from equipoise.routing.checks import require, shown
+from equipoise.routing.checks import number_if_readable, require_on_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,21 +62,21 @@ class Tally:
         )
 
     def _check_alike(self, other: Tally) -> None:
-        mine, theirs = _shapes(self), _shapes(other)
+        mine, theirs = _part_shapes(self), _part_shapes(other)
         if mine != theirs:
             raise ValueError(
                 f"these tallies count different things and cannot add: {mine} and {theirs}"
             )
-        require(
+        require_on_device(
             self.step == other.step,
             lambda: ValueError(
-                f"these tallies were taken at steps {shown(self.step)} and {shown(other.step)} "
+                f"these tallies were taken at steps {number_if_readable(self.step)} and {number_if_readable(other.step)} "
                 "of their balancer, under "
                 "different shifts, and cannot add: start a new sum after every update()"
             ),
         )
 
 
-def _shapes(tally: Tally) -> dict[str, tuple[int, ...]]:
+def _part_shapes(tally: Tally) -> dict[str, tuple[int, ...]]:
     named = {"loads": tally.loads, **tally.parts}
     return {name: tuple(part.shape) for name, part in named.items()}

@@ -112,7 +112,7 @@ class Trainer:
         # with look-ahead, updates follow the tally of a sample that is not in parts
         if lanes > 1 and not config.look_ahead:
             for each in self.balancers.values():
-                each.expect_parts(self.micro_batch * config.model.sequence_length)
+                each.fix_sampling_stride(self.micro_batch * config.model.sequence_length)
         self.sharded = world.ranks > 1 and config.parallel == "fsdp"
 
     def step(self, number: int, *, keep_scores: bool = False) -> TrainingStep:

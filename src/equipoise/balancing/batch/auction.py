@@ -75,7 +75,7 @@ def assign(scores: Tensor, top_k: int, least: Tensor, most: Tensor, tolerance: f
     prices = asking_prices(by_expert, top_k, least, most)
     market = _Market(*_with_idle_token(by_expert, top_k, least, most), most, prices)
     crowded = market.surplus() > _MANY * num_experts
-    for epsilon in _epsilons(crowded, tolerance, float(scores.max() - scores.min())):
+    for epsilon in _epsilon_schedule(crowded, tolerance, float(scores.max() - scores.min())):
         market.choose_again(epsilon)
         market.exchange(epsilon)
     return Assignment(market.holdings()[:, :num_tokens].t(), market.prices)
@@ -107,13 +107,13 @@ def _with_idle_token(
     idle = most.sum() - num_tokens * top_k
     if idle == 0:
         return scores, wants
-    likes = torch.zeros(num_experts, dtype=scores.dtype, device=scores.device).masked_fill(
+    idle_scores = torch.zeros(num_experts, dtype=scores.dtype, device=scores.device).masked_fill(
         most == least, -torch.inf
     )
-    return torch.cat((scores, likes.unsqueeze(1)), dim=1), torch.cat((wants, idle.reshape(1)))
+    return torch.cat((scores, idle_scores.unsqueeze(1)), dim=1), torch.cat((wants, idle.reshape(1)))
 
 
-def _epsilons(crowded: bool, tolerance: float, score_range: float) -> Iterator[float]:
+def _epsilon_schedule(crowded: bool, tolerance: float, score_range: float) -> Iterator[float]:
     """Straight to the last epsilon where little is left to move; else down to it in steps."""
     ways = [scale for scale in _SCALING if scale > tolerance] if crowded else []
     yield from (scale * score_range for scale in (*ways, tolerance))
@@ -132,7 +132,7 @@ class _Market:
         self.held = torch.full_like(scores, torch.inf)
         self.free = scores.clone()
         self.costs = scores.new_empty(len(scores), len(scores))
-        self._desk = torch.empty_like(
+        self._workspace = torch.empty_like(
             scores
         )  # 8 MB at 16,384 x 64: to ask for it anew costs more than the arithmetic
         self._let_choose(torch.arange(scores.shape[1], device=scores.device))
@@ -151,10 +151,10 @@ class _Market:
         """Let the tokens that are not content within epsilon choose what they like best at these
         prices.
         """
-        content = self._content(self.held, self.free, epsilon)
+        content = self._are_content(self.held, self.free, epsilon)
         self._let_choose((~content).nonzero().squeeze(1))
         for expert in range(len(self.places)):
-            self._reckon_giving(expert)
+            self._update_costs_from(expert)
 
     def exchange(self, epsilon: float) -> None:
         """Move tokens along cheapest chains until every place is taken once."""
@@ -164,14 +164,14 @@ class _Market:
                 return
             chain = self._cheapest_chain(excess)
             for (giver, taker), movers in zip(
-                pairwise(chain), self._movers(chain, excess, epsilon), strict=True
+                pairwise(chain), self._choose_movers(chain, excess, epsilon), strict=True
             ):
                 self._move(movers, giver, taker)
             for expert in chain:
-                self._reckon_giving(expert)
-                self._reckon_taking(expert)
+                self._update_costs_from(expert)
+                self._update_costs_to(expert)
 
-    def _content(self, held: Tensor, free: Tensor, epsilon: float) -> Tensor:
+    def _are_content(self, held: Tensor, free: Tensor, epsilon: float) -> Tensor:
         """(m,) bool: whether tokens with these held and free places (E, m) have no better choice by
         more than epsilon.
         """
@@ -210,10 +210,12 @@ class _Market:
         self.prices = self.prices + (to_open.min() - distances).clamp_min(0)
         return _walk_back(int(to_open.argmin()), before.tolist())
 
-    def _movers(self, chain: list[int], excess: Tensor, epsilon: float) -> list[Tensor]:
+    def _choose_movers(self, chain: list[int], excess: Tensor, epsilon: float) -> list[Tensor]:
         """For each link of the chain, equally many tokens that move along it: at least one."""
         limit = int(torch.minimum(excess[chain[0]], -excess[chain[-1]]))
-        movers = [self._willing(giver, taker, limit, epsilon) for giver, taker in pairwise(chain)]
+        movers = [
+            self._willing_movers(giver, taker, limit, epsilon) for giver, taker in pairwise(chain)
+        ]
         # each token was asked about one link alone. The cheapest of a link may move in others too:
         # the search allows for it
         busy = torch.zeros_like(self.wants, dtype=torch.bool)
@@ -225,7 +227,7 @@ class _Market:
         limit = min(map(len, movers))
         return [tokens[:limit] for tokens in movers]
 
-    def _willing(self, giver: int, taker: int, limit: int, epsilon: float) -> Tensor:
+    def _willing_movers(self, giver: int, taker: int, limit: int, epsilon: float) -> Tensor:
         """The cheapest tokens to move from giver to taker, up to `limit`: the first, and those that
         stay content.
         """
@@ -234,7 +236,7 @@ class _Market:
         held, free = self.held[:, tokens], self.free[:, tokens]
         held[giver], free[giver] = torch.inf, self.scores[giver, tokens]
         held[taker], free[taker] = self.scores[taker, tokens], -torch.inf
-        content = self._content(held, free, epsilon)
+        content = self._are_content(held, free, epsilon)
         content[0] = True
         return tokens[content]
 
@@ -242,11 +244,11 @@ class _Market:
         self.held[giver, tokens], self.free[giver, tokens] = torch.inf, self.scores[giver, tokens]
         self.held[taker, tokens], self.free[taker, tokens] = self.scores[taker, tokens], -torch.inf
 
-    def _reckon_giving(self, expert: int) -> None:
-        self.costs[expert] = torch.sub(self.held[expert], self.free, out=self._desk).amin(1)
+    def _update_costs_from(self, expert: int) -> None:
+        self.costs[expert] = torch.sub(self.held[expert], self.free, out=self._workspace).amin(1)
 
-    def _reckon_taking(self, expert: int) -> None:
-        self.costs[:, expert] = torch.sub(self.held, self.free[expert], out=self._desk).amin(1)
+    def _update_costs_to(self, expert: int) -> None:
+        self.costs[:, expert] = torch.sub(self.held, self.free[expert], out=self._workspace).amin(1)
 
 
 def _walk_back(last: int, before: list[int]) -> list[int]:

@@ -50,7 +50,7 @@ class BatchSolver(Balancer, ABC):
         self.target = Target(num_experts, top_k, target)
 
     @property
-    def judges_tokens_apart(self) -> bool:
+    def tokens_are_independent(self) -> bool:
         return False
 
     def adjust(self, scores: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from equipoise.balancing.mathematics.curvature_state import USUAL_MEMORY, CurvatureState, remember
+from equipoise.balancing.mathematics.laplacian import LEAST_DIVISOR
 
 # of log gain: by standard error of the correlation, and at most by the correlation itself
 _GAIN_RATE, _MOST_GAIN_RATE = 1 / 8, 1.0
@@ -21,7 +22,6 @@ _GAIN_RATE, _MOST_GAIN_RATE = 1 / 8, 1.0
 _LEAST_LASTING_GAIN = 0.01
 # of the trail: of a longer one, old noise hides what has just begun
 _TRAIL = 0.8
-_TINY = torch.finfo(torch.float64).tiny
 
 
 def next_gain(state: CurvatureState, gap: Tensor, newton: Tensor, size: Tensor) -> CurvatureState:
@@ -39,10 +39,12 @@ def surprise_gain(
     state: CurvatureState, gap: Tensor, noise: Tensor, far: Tensor
 ) -> tuple[CurvatureState, Tensor]:
     """A gain for this step alone, where the residual is far larger than usual: something happened."""
-    ratio = gap.square().sum() / noise.sum().clamp_min(_TINY)
+    ratio = gap.square().sum() / noise.sum().clamp_min(LEAST_DIVISOR)
     usual = torch.where(state.usual > 0, state.usual.double(), ratio)
     seen = USUAL_MEMORY * usual + (1 - USUAL_MEMORY) * torch.minimum(ratio, 4 * usual)
-    surprise = (1 - _surprising_ratio(len(gap)) * usual / ratio.clamp_min(_TINY)).clamp(0.0, 1.0)
+    surprise = (1 - _surprising_ratio(len(gap)) * usual / ratio.clamp_min(LEAST_DIVISOR)).clamp(
+        0.0, 1.0
+    )
     return remember(state, usual=torch.where(far.all(), state.usual, seen)), surprise
 
 

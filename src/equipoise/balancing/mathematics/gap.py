@@ -11,7 +11,7 @@ ROUNDING = 1e-14
 """of all choices, for each expert: what weights such as 0.1 leave; far below one token of 10^13"""
 
 
-def target_loads(total: Tensor, weights: Tensor, weight_sum: float) -> Tensor:
+def wanted_loads(total: Tensor, weights: Tensor, weight_sum: float) -> Tensor:
     """(E,) float64: the loads that `total` choices should give."""
     return total * weights / weight_sum
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 LAPLACIAN_ROUNDS = 12
 # 0 / 0 is 0 where everything is solved
-_LEAST_DIVISOR = torch.finfo(torch.float64).tiny
+LEAST_DIVISOR = torch.finfo(torch.float64).tiny
 
 
 def solve_laplacian(graph: Tensor, gap: Tensor, rounds: int = LAPLACIAN_ROUNDS) -> Tensor:
@@ -33,10 +33,10 @@ def solve_laplacian(graph: Tensor, gap: Tensor, rounds: int = LAPLACIAN_ROUNDS) 
     enough = 1e-24 * size
     for _ in range(rounds):
         image = degree * direction - graph.mv(direction)
-        length = torch.where(size > enough, size / (direction.dot(image) + _LEAST_DIVISOR), 0.0)
+        length = torch.where(size > enough, size / (direction.dot(image) + LEAST_DIVISOR), 0.0)
         solution = torch.addcmul(solution, length, direction)
         residual = torch.addcmul(residual, length, image, value=-1)
         scaled = scale * residual
         size, before = residual.dot(scaled), size
-        direction = torch.addcmul(scaled, size / (before + _LEAST_DIVISOR), direction)
+        direction = torch.addcmul(scaled, size / (before + LEAST_DIVISOR), direction)
     return solution - solution.mean()

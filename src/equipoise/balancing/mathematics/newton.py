@@ -28,7 +28,7 @@ from equipoise.balancing.mathematics.histogram import (
     reach_of_flips,
     slope_at_target,
 )
-from equipoise.balancing.mathematics.laplacian import solve_laplacian
+from equipoise.balancing.mathematics.laplacian import LEAST_DIVISOR, solve_laplacian
 
 FIRST_BANDWIDTH = 2.0**-6
 FIRST_GAIN = 0.5
@@ -40,7 +40,6 @@ _FAR_ALONE = 0.5  # the same for one expert
 _SURE = 5.0  # standard deviations of sampling noise that no chance explains
 _PRIOR = 16.0  # hesitating tokens of an expert at which graph and histogram weigh the same
 _LEEWAY = 4.0  # tokens a Newton step may flip beyond twice the number it is meant to
-_TINY = torch.finfo(torch.float64).tiny
 
 
 def count_hesitations(
@@ -65,7 +64,7 @@ def curvature_step(state: CurvatureState, evidence: BatchEvidence) -> tuple[Tens
     near_gap = gap_among_near(far, gap)
     from_top = counts_from_top(evidence.flips)
     slope = slope_at_target(from_top, evidence.flip_want, state.width)
-    newton = newton_step(state, near_gap, slope)
+    newton = newton_direction(state, near_gap, slope)
     state = next_gain(state, near_gap, newton, size)
     state, surprise = surprise_gain(state, near_gap, noise, far)
     state, gains = step_gains(state, surprise, size, far)
@@ -125,7 +124,7 @@ def _degrees(state: CurvatureState) -> Tensor:
     return state.graph.double().sum(1) / state.batches
 
 
-def newton_step(state: CurvatureState, gap: Tensor, slope: Tensor) -> Tensor:
+def newton_direction(state: CurvatureState, gap: Tensor, slope: Tensor) -> Tensor:
     """Solve Laplacian(w) d = gap.
 
     Few hesitating tokens leave a ragged, perhaps disconnected graph. So each edge is mixed with
@@ -136,7 +135,7 @@ def newton_step(state: CurvatureState, gap: Tensor, slope: Tensor) -> Tensor:
     seen = torch.minimum(state.seen, state.seen.unsqueeze(1)).double()
     prior = _PRIOR / (_PRIOR + seen)
     complete = torch.outer(slope, slope)
-    graph = (1 - prior) * graph + prior * complete / slope.sum().clamp_min(_TINY)
+    graph = (1 - prior) * graph + prior * complete / slope.sum().clamp_min(LEAST_DIVISOR)
     return solve_laplacian(graph, gap)
 
 
@@ -147,5 +146,5 @@ def next_bandwidth(state: CurvatureState) -> CurvatureState:
     chance.
     """
     density = state.graph.double().sum() / state.batches
-    wanted = torch.minimum(_BOUNDARY / density.clamp_min(_TINY), 16.0 * state.bandwidth)
+    wanted = torch.minimum(_BOUNDARY / density.clamp_min(LEAST_DIVISOR), 16.0 * state.bandwidth)
     return remember(state, bandwidth=wanted.clamp(_LEAST_BANDWIDTH, _MOST_BANDWIDTH))

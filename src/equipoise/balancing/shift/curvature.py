@@ -43,7 +43,7 @@ from equipoise.balancing.mathematics.newton import (
 )
 from equipoise.balancing.shift.directions import Direction
 from equipoise.balancing.shift.flips import FlipMove
-from equipoise.balancing.shift.quantile import boundary
+from equipoise.balancing.shift.quantile import runner_up_and_margin
 from equipoise.balancing.target import Target
 from equipoise.routing import Routing, Tally
 
@@ -71,8 +71,8 @@ class CurvatureMove(Direction):
         super().__init__()
         self.flips = FlipMove(stride, bins)
 
-    def expect_parts(self, tokens: int, top_k: int, num_experts: int) -> None:
-        self.flips.expect_parts(tokens, top_k, num_experts)
+    def fix_sampling_stride(self, tokens: int, top_k: int, num_experts: int) -> None:
+        self.flips.fix_sampling_stride(tokens, top_k, num_experts)
 
     def build(self, num_experts: int) -> None:
         self.flips.build(num_experts)
@@ -140,7 +140,7 @@ def count_pairs(routing: Routing, num_experts: int, bandwidth: Tensor) -> Tensor
     """W (E, E) int64: tokens with K-th choice a and runner-up b whose margin is within the
     bandwidth.
     """
-    runner_up, margin = boundary(routing)
+    runner_up, margin = runner_up_and_margin(routing)
     hesitates = margin <= bandwidth
     if routing.mask is not None:
         hesitates = hesitates & ~routing.mask

@@ -41,8 +41,8 @@ class Direction(Precise, ABC):
     def build(self, num_experts: int) -> None:
         """Make the buffers this direction needs; called once, by the balancer it belongs to."""
 
-    def expect_parts(self, tokens: int, top_k: int, num_experts: int) -> None:
-        """See Balancer.expect_parts."""
+    def fix_sampling_stride(self, tokens: int, top_k: int, num_experts: int) -> None:
+        """See Balancer.fix_sampling_stride."""
 
     def count(self, scores: Tensor, routing: Routing, shift: Tensor) -> dict[str, Tensor]:
         """Whole numbers about the batch that add up over tokens."""

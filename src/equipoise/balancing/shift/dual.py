@@ -82,8 +82,8 @@ class Dual(Balancer):
     def shift_or_zeros(self) -> Tensor:
         return self.shift.detach()
 
-    def expect_parts(self, tokens: int) -> None:
-        self.direction.expect_parts(tokens, self.top_k, self.num_experts)
+    def fix_sampling_stride(self, tokens: int) -> None:
+        self.direction.fix_sampling_stride(tokens, self.top_k, self.num_experts)
 
     def adjust(self, scores: Tensor) -> Tensor:
         """scores + shift, at least in float32: bf16 scores are lifted before the shift is added."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from equipoise.balancing.mathematics.histogram import distance_to_flip, within_groups
-from equipoise.balancing.shift.quantile import QuantileMove, boundary
+from equipoise.balancing.shift.quantile import QuantileMove, runner_up_and_margin
 from equipoise.routing import Routing
 
 # bins reach four times as far as quantile's: to find what jumped, Newton resolves the rest
@@ -40,7 +40,7 @@ class FlipMove(QuantileMove):
             raise ValueError(f"stride must be at least 1, not {stride}")
         self.stride = stride
 
-    def expect_parts(self, tokens: int, top_k: int, num_experts: int) -> None:
+    def fix_sampling_stride(self, tokens: int, top_k: int, num_experts: int) -> None:
         """Parts count every n-th token too, n by the whole forward: the same ones, if parts are
         multiples of n.
         """
@@ -48,7 +48,7 @@ class FlipMove(QuantileMove):
 
     @staticmethod
     def distance(scores: Tensor, routing: Routing, shift: Tensor) -> Tensor:
-        distance = distance_to_flip(scores + shift, *boundary(routing))
+        distance = distance_to_flip(scores + shift, *runner_up_and_margin(routing))
         group_margin = routing.group_margin
         return distance if group_margin is None else within_groups(distance, group_margin)
 
@@ -57,7 +57,7 @@ class FlipMove(QuantileMove):
             scores.shape[0], routing.experts.shape[1], scores.shape[1]
         )
         every = slice(None, None, stride)
-        runner_up, margin = boundary(routing)
+        runner_up, margin = runner_up_and_margin(routing)
         sample = routing._replace(
             runner_up=runner_up[every],
             margin=margin[every],

@@ -48,7 +48,7 @@ class Tanh(Part):
 
     def __init__(self, sharpness: float) -> None:
         super().__init__()
-        self.sharpness = _positive(sharpness, "sharpness")
+        self.sharpness = _check_positive(sharpness, "sharpness")
 
     def forward(self, step: Tensor, n: Tensor) -> Tensor:
         return tanh_step(step, self.sharpness)
@@ -79,7 +79,7 @@ class Clip(Part):
 
     def __init__(self, most: float) -> None:
         super().__init__()
-        self.most = _positive(most, "most")
+        self.most = _check_positive(most, "most")
 
     def forward(self, step: Tensor, n: Tensor) -> Tensor:
         return clipped_step(step, self.most)
@@ -110,7 +110,7 @@ class EMA(_Remembering):
 
     def __init__(self, decay: float) -> None:
         super().__init__()
-        self.decay = _fraction(decay, "decay")
+        self.decay = _check_fraction(decay, "decay")
 
     def forward(self, step: Tensor, n: Tensor) -> Tensor:
         return self.remember(ema_step(self.memory, step, self.decay))
@@ -123,7 +123,7 @@ class Momentum(_Remembering):
 
     def __init__(self, decay: float) -> None:
         super().__init__()
-        self.decay = _fraction(decay, "decay")
+        self.decay = _check_fraction(decay, "decay")
 
     def forward(self, step: Tensor, n: Tensor) -> Tensor:
         return self.remember(momentum_step(self.memory, step, self.decay))
@@ -140,13 +140,13 @@ class AdaGrad(_Remembering):
         return step
 
 
-def _positive(value: float, name: str) -> float:
+def _check_positive(value: float, name: str) -> float:
     if not value > 0:
         raise ValueError(f"{name} must be positive, not {value}")
     return value
 
 
-def _fraction(value: float, name: str) -> float:
+def _check_fraction(value: float, name: str) -> float:
     if not 0 <= value < 1:
         raise ValueError(f"{name} must be in [0, 1), not {value}")
     return value

@@ -71,7 +71,7 @@ class QuantileMove(Direction):
     @staticmethod
     def distance(scores: Tensor, routing: Routing, shift: Tensor) -> Tensor:
         """(T, E): what is sorted."""
-        return leads(scores, routing, shift)
+        return expert_leads(scores, routing, shift)
 
     def count(self, scores: Tensor, routing: Routing, shift: Tensor) -> dict[str, Tensor]:
         """The histogram (E, bins + 2): below, the bins, above."""
@@ -90,17 +90,17 @@ class QuantileMove(Direction):
         return f"bins={self.bins}"
 
 
-def leads(scores: Tensor, routing: Routing, shift: Tensor) -> Tensor:
+def expert_leads(scores: Tensor, routing: Routing, shift: Tensor) -> Tensor:
     """x_ik = gamma_ik + p_k - y_i, (T, E): how far an expert lies above the token's runner-up.
 
     With groups, an expert is no closer to being chosen than its group is to being allowed, and no
     safer than its group is.
     """
-    lead = lead_over_runner_up(scores + shift, boundary(routing)[0])
+    lead = lead_over_runner_up(scores + shift, runner_up_and_margin(routing)[0])
     return lead if routing.group_margin is None else within_groups(lead, routing.group_margin)
 
 
-def boundary(routing: Routing) -> tuple[Tensor, Tensor]:
+def runner_up_and_margin(routing: Routing) -> tuple[Tensor, Tensor]:
     """Runner-up and margin, (T,) each, of a routing that has them."""
     if routing.runner_up is None or routing.margin is None:
         raise ValueError(
@@ -114,7 +114,7 @@ def exact_quantile_move(scores: Tensor, routing: Routing, shift: Tensor, target:
     """The slow twin of QuantileMove: the same move by sorting all leads, in float64. It needs the
     whole batch at once.
     """
-    lead = leads(scores.double(), routing, shift.double())[_has_threshold(routing)]
+    lead = expert_leads(scores.double(), routing, shift.double())[_has_threshold(routing)]
     ordered = lead.sort(0, descending=True).values
     want = target.loads(torch.tensor(len(lead) * target.top_k, device=scores.device))
     ranks = torch.stack((want.ceil(), want.floor() + 1)).clamp(1, len(lead)).long()
@@ -125,5 +125,5 @@ def _has_threshold(routing: Routing) -> Tensor:
     """(T,) bool: tokens that have a runner-up and are not padding. The others have no threshold to
     lead over.
     """
-    some = torch.isfinite(boundary(routing)[1])
+    some = torch.isfinite(runner_up_and_margin(routing)[1])
     return some if routing.mask is None else some & ~routing.mask

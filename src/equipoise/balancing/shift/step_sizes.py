@@ -14,13 +14,13 @@ from equipoise.balancing.mathematics.steps import inverse_size, inverse_sqrt_siz
 StepSize = Callable[[Tensor], Tensor]
 
 
-def inverse(update_rate: float) -> StepSize:
+def inverse_steps(update_rate: float) -> StepSize:
     """u / n: the paper's choice for its regret bound (Theorem 17)."""
     rate = checked_rate(update_rate)
     return lambda n: inverse_size(rate, n)
 
 
-def inverse_sqrt(update_rate: float) -> StepSize:
+def inverse_sqrt_steps(update_rate: float) -> StepSize:
     """u / sqrt(n): the paper's lowest validation loss (its Table 1)."""
     rate = checked_rate(update_rate)
     return lambda n: inverse_sqrt_size(rate, n)
