@@ -147,8 +147,7 @@ class Balancer(Precise, ABC):
         if not self.training:
             raise RuntimeError(
                 "update() in evaluation: a balancer must not learn from evaluation batches. Call "
-                ".train() first if this is "
-                "a training step"
+                ".train() first if this is a training step"
             )
         tally = self._check_tally(tally)
         self._move(tally)
@@ -174,9 +173,9 @@ class Balancer(Precise, ABC):
         require_on_device(
             tally.step == self.steps,
             lambda: ValueError(
-                f"this tally was taken at step {number_if_readable(tally.step)}, but the balancer is at step "
-                f"{number_if_readable(self.steps)}: it was "
-                "counted under another shift. Take a new tally after every update()"
+                f"this tally was taken at step {number_if_readable(tally.step)}, but the balancer "
+                f"is at step {number_if_readable(self.steps)}: it was counted under another shift. "
+                "Take a new tally after every update()"
             ),
         )
         return tally

@@ -188,8 +188,8 @@ def _sequence_of_tokens(scores: Tensor, sequences: Tensor | None) -> tuple[Tenso
         return flat, int(flat.max()) + 1 if flat.numel() else 0
     if scores.dim() < 3:
         raise ValueError(
-            "a penalty per sequence must know the sequences: give scores of shape (batch, "
-            "length, experts), or pass sequences="
+            "a penalty per sequence must know the sequences: give scores of shape (batch, length, "
+            "experts), or pass sequences="
         )
     number = scores.shape[0]
     each = scores[..., 0].numel() // max(number, 1)

@@ -43,8 +43,8 @@ class Precise(nn.Module):
             if theirs.shape != mine.shape:
                 error_messages.append(
                     f"{prefix}{name} has shape {tuple(theirs.shape)} in this state and "
-                    f"{tuple(mine.shape)} here. A balancer's "
-                    "state belongs to its experts and cannot be resized: nothing of it was loaded"
+                    f"{tuple(mine.shape)} here. A balancer's state belongs to its experts and "
+                    "cannot be resized: nothing of it was loaded"
                 )
                 return
             if theirs.dtype != mine.dtype:

@@ -82,8 +82,8 @@ def resolve_balancer(
 def _call_factory(factory: BalancerFactory, num_experts: int, top_k: int) -> Balancer:
     if not callable(factory):
         raise TypeError(
-            "a balancer is given by its name, as a Balancer, or as a function (num_experts, top_k) "
-            f"-> Balancer, not as {factory!r}"
+            "a balancer is given by its name, as a Balancer, or as a function (num_experts, "
+            f"top_k) -> Balancer, not as {factory!r}"
         )
     made = factory(num_experts, top_k)
     if not isinstance(made, Balancer):

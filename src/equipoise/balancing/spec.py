@@ -99,8 +99,8 @@ class MethodSpec:
         for option in options:
             if option not in self.options:
                 raise TypeError(
-                    f"{self.name} has no option {option!r}{did_you_mean(option, self.options)}: "
-                    f"it takes {', '.join(self.options)}"
+                    f"{self.name} has no option {option!r}{did_you_mean(option, self.options)}: it "
+                    f"takes {', '.join(self.options)}"
                 )
         return self.constructor(num_experts, top_k, **options)
 
@@ -157,8 +157,8 @@ def _check_spec(spec: MethodSpec) -> None:
         raise ValueError(f"there already is a method {spec.name!r}: choose another name")
     if spec.kind not in get_args(Kind) or spec.needs not in get_args(Needs):
         raise ValueError(
-            f"{spec.name}: kind is one of {', '.join(get_args(Kind))}, not {spec.kind!r}; needs one "
-            f"of {', '.join(get_args(Needs))}, not {spec.needs!r}"
+            f"{spec.name}: kind is one of {', '.join(get_args(Kind))}, not {spec.kind!r}; needs "
+            f"one of {', '.join(get_args(Needs))}, not {spec.needs!r}"
         )
     if spec.rate is not None and spec.rate not in spec.options:
         raise ValueError(

@@ -59,7 +59,6 @@ def _check_weights(weights: Tensor, num_experts: int, top_k: int) -> None:
     if (share > 1 + 1e-12).any():
         worst = int(share.argmax())
         raise ValueError(
-            f"target asks expert {worst} for {float(share[worst]):.3g} times the tokens there "
-            f"are: with top_k = {top_k} a "
-            f"weight can be at most 1/{top_k} of their sum"
+            f"target asks expert {worst} for {float(share[worst]):.3g} times the tokens there are: "
+            f"with top_k = {top_k} a weight can be at most 1/{top_k} of their sum"
         )

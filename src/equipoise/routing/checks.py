@@ -79,9 +79,8 @@ def require_finite(values: Tensor, name: str) -> None:
         return  # all finite: only their sum overflowed
     raise ValueError(
         f"{name} hold {int(bad.sum())} values that are NaN or infinite, the first at "
-        f"{_first_place(bad)}. This usually means "
-        "that the router's logits overflowed: compute scores in float32, and look at the loss "
-        "before this step"
+        f"{_first_place(bad)}. This usually means that the router's logits overflowed: compute "
+        "scores in float32, and look at the loss before this step"
     )
 
 
@@ -108,8 +107,8 @@ def require_choosable(
         if bad.any():
             raise ValueError(
                 f"choose_by holds {int(bad.sum())} values that are NaN or +inf, the first at "
-                f"{_first_place(bad)}. Since the "
-                "scores are finite, look at the shift that was added to them"
+                f"{_first_place(bad)}. Since the scores are finite, look at the shift that was "
+                "added to them"
             )
     if kth.sum() == -torch.inf:
         starved = kth == -torch.inf

@@ -118,8 +118,8 @@ def _from_wire(
         dist.get_world_size(group) * squares[0] == steps[0] ** 2,
         lambda: ValueError(
             "the ranks' balancers have made different numbers of updates (this rank's "
-            f"{number_if_readable(tally.step)}): did a rank skip "
-            "an update() or resume from another checkpoint?"
+            f"{number_if_readable(tally.step)}): did a rank skip an update() or resume from "
+            "another checkpoint?"
         ),
     )
     parts = {

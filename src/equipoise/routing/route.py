@@ -222,9 +222,8 @@ def _check_groups(groups: Groups, num_experts: int, top_k: int) -> None:
     reach = groups.keep * (num_experts // groups.number)
     if reach < top_k:
         raise ValueError(
-            f"{groups.keep} groups of {num_experts // groups.number} experts are {reach} "
-            "experts, fewer than top_k = "
-            f"{top_k}: keep more groups"
+            f"{groups.keep} groups of {num_experts // groups.number} experts are {reach} experts, "
+            f"fewer than top_k = {top_k}: keep more groups"
         )
 
 
@@ -232,8 +231,7 @@ def _check_mask(mask: Tensor, scores: Tensor) -> None:
     if mask.dtype != torch.bool:
         raise TypeError(
             f"mask must be bool, True where a token is padding, not {mask.dtype}. An "
-            "attention_mask says the opposite: "
-            "pass mask=attention_mask == 0"
+            "attention_mask says the opposite: pass mask=attention_mask == 0"
         )
     if mask.shape != scores.shape[:-1]:
         raise ValueError(

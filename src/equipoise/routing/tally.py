@@ -70,9 +70,9 @@ class Tally:
         require_on_device(
             self.step == other.step,
             lambda: ValueError(
-                f"these tallies were taken at steps {number_if_readable(self.step)} and {number_if_readable(other.step)} "
-                "of their balancer, under "
-                "different shifts, and cannot add: start a new sum after every update()"
+                f"these tallies were taken at steps {number_if_readable(self.step)} and "
+                f"{number_if_readable(other.step)} of their balancer, under different shifts, and "
+                "cannot add: start a new sum after every update()"
             ),
         )
 

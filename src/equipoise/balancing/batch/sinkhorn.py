@@ -18,9 +18,8 @@ def log_odds(scores: Tensor) -> Tensor:
     """
     if scores_are_checked(scores) and scores.numel() and (scores.amin() < 0 or scores.amax() > 1):
         raise ValueError(
-            "log_odds needs scores between 0 and 1, as sigmoid and softmax give: for others, "
-            "pass a function from scores to "
-            "logits as logits_of"
+            "log_odds needs scores between 0 and 1, as sigmoid and softmax give: for others, pass "
+            "a function from scores to logits as logits_of"
         )
     small = torch.finfo(scores.dtype)
     return scores.clamp_min(small.tiny).log() - (-scores.clamp_max(1 - small.eps)).log1p()

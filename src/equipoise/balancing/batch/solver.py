@@ -79,7 +79,6 @@ def refuse_groups(groups: object, name: str) -> None:
     """Groups limit a token's choice, and these methods choose for all tokens together."""
     if groups is not None:
         raise ValueError(
-            f"{name} matches all tokens with all experts and cannot keep to groups: route "
-            "without groups, or choose a "
-            "balancer that learns a shift"
+            f"{name} matches all tokens with all experts and cannot keep to groups: route without "
+            "groups, or choose a balancer that learns a shift"
         )

@@ -59,8 +59,8 @@ class QuantileMove(Direction):
         super().__init__()
         if bins < 2 or bins % 2:
             raise ValueError(
-                "a histogram needs an even number of bins, at least 2, so that 0 is an edge: "
-                f"not {bins}"
+                "a histogram needs an even number of bins, at least 2, so that 0 is an edge: not "
+                f"{bins}"
             )
         self.bins = bins
         self.slack = slack

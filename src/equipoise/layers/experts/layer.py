@@ -115,8 +115,8 @@ def _check_inputs(layer: Experts, hidden: Tensor, experts: Tensor, gates: Tensor
     D = layer.down.shape[1]
     if hidden.dim() != 2 or hidden.shape[1] != D:
         raise ValueError(
-            f"hidden must be (tokens, {D}), not {tuple(hidden.shape)}: flatten leading "
-            "dimensions first"
+            f"hidden must be (tokens, {D}), not {tuple(hidden.shape)}: flatten leading dimensions "
+            "first"
         )
     if experts.shape != gates.shape or experts.dim() != 2 or len(experts) != len(hidden):
         raise ValueError(

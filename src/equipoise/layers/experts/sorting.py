@@ -14,8 +14,8 @@ def sort_on_host(experts: Tensor, num_experts: int) -> tuple[Tensor, list[int]]:
     counts = torch.bincount(chosen, minlength=num_experts + 1).tolist()
     if len(counts) > num_experts + 1:
         raise ValueError(
-            f"experts holds the index {len(counts) - 1}, but there are {num_experts} experts: "
-            f"0 to {num_experts - 1}, and {num_experts} for none"
+            f"experts holds the index {len(counts) - 1}, but there are {num_experts} experts: 0 to "
+            f"{num_experts - 1}, and {num_experts} for none"
         )
     return chosen.argsort(stable=True), counts[:num_experts]
 
