@@ -41,9 +41,9 @@ def assert_feasible(found, top_k, least, most):
 def batches(draw):
     num_experts = draw(st.integers(2, 10))
     top_k = draw(st.integers(1, num_experts))
-    dice = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
-    scores = torch.randn(draw(st.integers(0, 60)), num_experts, generator=dice)
-    scores = scores + draw(st.sampled_from([0.0, 3.0])) * torch.randn(num_experts, generator=dice)
+    rng = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
+    scores = torch.randn(draw(st.integers(0, 60)), num_experts, generator=rng)
+    scores = scores + draw(st.sampled_from([0.0, 3.0])) * torch.randn(num_experts, generator=rng)
     levels = draw(st.sampled_from([0, 1, 4, None]))  # few levels: ties everywhere; 0: all the same
     return scores if levels is None else (scores * levels).round(), top_k
 
@@ -65,10 +65,10 @@ def test_bounds_always_hold(batch):
 
 def crowds(name, num_tokens=512, num_experts=16):
     """Scores that leave asking prices helpless: tokens come in crowds that are equal, or nearly."""
-    dice = torch.Generator().manual_seed(0)
-    kinds = 2 * torch.randn(8, num_experts, generator=dice)
-    kind = torch.randint(0, 8, (num_tokens,), generator=dice)
-    noise = 0.01 * torch.randn(num_tokens, num_experts, generator=dice)
+    rng = torch.Generator().manual_seed(0)
+    kinds = 2 * torch.randn(8, num_experts, generator=rng)
+    kind = torch.randint(0, 8, (num_tokens,), generator=rng)
+    noise = 0.01 * torch.randn(num_tokens, num_experts, generator=rng)
     made = {
         "near": kinds[kind] + noise,
         "equal": kinds[kind],
@@ -90,21 +90,19 @@ def test_crowds_are_split(name):
 
 
 def test_nothing_is_missed_without_ties():
-    dice = torch.Generator().manual_seed(0)
-    scores = (
-        torch.randn(2048, 32, generator=dice) + 0.7 * torch.randn(32, generator=dice)
-    ).softmax(-1)
+    rng = torch.Generator().manual_seed(0)
+    scores = (torch.randn(2048, 32, generator=rng) + 0.7 * torch.randn(32, generator=rng)).softmax(
+        -1
+    )
     least, most = even(2048, 32, 4)
     found = assign(scores, 4, least, most, TOLERANCE)
     assert missed(scores, found, 4, least, most) < 1e-6  # of a total of 900
 
 
 def test_asking_prices_nearly_balance():
-    dice = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     scores = (
-        (torch.randn(4096, 32, generator=dice) + torch.randn(32, generator=dice))
-        .softmax(-1)
-        .double()
+        (torch.randn(4096, 32, generator=rng) + torch.randn(32, generator=rng)).softmax(-1).double()
     )
     least, most = even(4096, 32, 4)
     prices = asking_prices(scores.t().contiguous(), 4, least, most)

@@ -1,4 +1,4 @@
-"""The curvature rule: what it counts, what it solves, and that nothing makes it lose its footing."""
+"""The curvature rule: what it counts, what it solves, and that nothing makes it fail."""
 
 import math
 
@@ -23,10 +23,10 @@ from equipoise.routing import route
 
 
 def batch(num_tokens, num_experts, seed=0, skew=0.7):
-    dice = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     return (
-        torch.randn(num_tokens, num_experts, generator=dice)
-        + skew * torch.randn(num_experts, generator=dice)
+        torch.randn(num_tokens, num_experts, generator=rng)
+        + skew * torch.randn(num_experts, generator=rng)
     ).softmax(-1)
 
 
@@ -38,7 +38,7 @@ def batch(num_tokens, num_experts, seed=0, skew=0.7):
     move=st.floats(-0.5, 0.5),
 )
 def test_flips_tell_the_load_along_a_coordinate(seed, top_k, expert, move):
-    """If one shift moves by s, exactly the tokens with a flip distance above -s take that expert."""
+    """If one shift moves by s, exactly the tokens with a flip distance over -s take that expert."""
     scores = batch(60, 6, seed).double()
     shift = 0.1 * torch.randn(6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     routing = route(scores, top_k, choose_by=scores + shift)
@@ -137,9 +137,8 @@ def test_thin_evidence_adds_up(seed):
     times that.
     """
     history = imbalances(DriftingLogits(64, 8, steps=1000, seed=seed).draw_batches(), 8)
-    assert sum(history[600:]) / 400 <= 1.035 * sampling_floor(
-        64, 8, 2
-    )  # single seeds scatter by 2 to 4%
+    # single seeds scatter by 2 to 4%
+    assert sum(history[600:]) / 400 <= 1.035 * sampling_floor(64, 8, 2)
 
 
 def test_a_swap_after_long_calm_is_noticed():
@@ -184,7 +183,7 @@ def test_an_empty_batch_changes_nothing(mask):
 
 
 def test_small_batches_weigh_little():
-    """Batches of 1,024 tokens and of one in turn: the one token must not undo what the others show."""
+    """Batches of 1,024 tokens and of one in turn: one token must not undo what the others show."""
     balancer = equipoise.balancer("curvature", 8, top_k=2)
     stream = DriftingLogits(1024, 8, steps=200, seed=7).draw_batches()
     history = imbalances(
@@ -194,7 +193,7 @@ def test_small_batches_weigh_little():
 
 
 def test_older_states_load():
-    """Until 2026-11-18 the last residual stood where the trail is, and two buffers were not there."""
+    """Until 2026-11-18 the last residual was in place of the trail, and two buffers lacked."""
     balancer = equipoise.balancer("curvature", 8, top_k=2)
     step_of(balancer, batch(64, 8))
     state = {name.replace("trail", "last"): value for name, value in balancer.state_dict().items()}
@@ -256,7 +255,7 @@ def test_noise_that_is_usual_moves_no_expert_alone(name, most):
 
 
 def disliked(scores):
-    """Three experts nobody likes: their scores are thousands of times below the others."""
+    """Three experts that no token prefers: their scores are thousands of times below the others."""
     scores = scores.clone()
     scores[:, :3] *= 1e-4
     return scores / scores.sum(1, keepdim=True)

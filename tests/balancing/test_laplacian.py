@@ -7,9 +7,9 @@ from equipoise.balancing.mathematics.laplacian import solve_laplacian
 
 
 def graph_of(num_experts, seed=0, sparse=0.0):
-    dice = torch.Generator().manual_seed(seed)
-    half = torch.rand(num_experts, num_experts, dtype=torch.float64, generator=dice).triu(1)
-    half = half * (torch.rand(num_experts, num_experts, generator=dice) >= sparse)
+    rng = torch.Generator().manual_seed(seed)
+    half = torch.rand(num_experts, num_experts, dtype=torch.float64, generator=rng).triu(1)
+    half = half * (torch.rand(num_experts, num_experts, generator=rng) >= sparse)
     return half + half.T
 
 
@@ -49,9 +49,8 @@ def test_lone_experts_stay():
     gap[2] = 0
     gap[[0, 1, 3, 4]] -= gap[[0, 1, 3, 4]].mean()
     step = solve_laplacian(graph, gap)
-    torch.testing.assert_close(
-        graph.sum(1) * step - graph @ step, gap
-    )  # the others are solved among themselves
+    # the others are solved among themselves
+    torch.testing.assert_close(graph.sum(1) * step - graph @ step, gap)
     assert abs(float(step.mean())) < 1e-12
 
 

@@ -1,4 +1,4 @@
-"""The rules' mathematics is pure: functions of arrays that change nothing, and say all of a rule."""
+"""The rules' mathematics is pure: functions of arrays that change nothing."""
 
 import ast
 import inspect
@@ -19,7 +19,7 @@ E, K = 6, 2
 
 
 def impurities(text):
-    """What a pure function has no use for: operations in place, attributes set, modules, imports."""
+    """What a pure function does not need: operations in place, attributes set, modules, imports."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             name = node.func.attr

@@ -66,5 +66,5 @@ def test_smallest_sizes_stay_finite(name, num_experts, top_k):
     shift = balancer.shift_or_zeros
     assert torch.isfinite(shift).all()
     if top_k == num_experts:
-        assert not shift.any()  # everybody has every token: nothing to balance
+        assert not shift.any()  # every expert has every token: nothing to balance
         assert routing.loads.eq(8).all()

@@ -1,4 +1,4 @@
-"""One way from a name, a Balancer or a function to a balancer, for everybody who takes one."""
+"""One way from a name, a Balancer or a function to a balancer, wherever one is taken."""
 
 import pytest
 import torch

@@ -64,9 +64,8 @@ _LISTED = [
     Row("aux", moves=False),
     Row("aux", {"scope": "global", "target": UNEQUAL}, moves=False),
     Row("z_loss", moves=False),
-    Row(
-        "curvature", {"target": UNEQUAL}, moves_when_balanced=True, solves=True
-    ),  # so few tokens that it looks at every one
+    # so few tokens that it looks at every one
+    Row("curvature", {"target": UNEQUAL}, moves_when_balanced=True, solves=True),
 ]
 
 
@@ -88,18 +87,18 @@ def exact_scores(num_tokens: int = NUM_TOKENS, seed: int = 0, levels: int = 4096
     """Scores in (0, 1) without ties within a token, multiples of 1/levels: float32 holds them, and
     their sums, exactly.
 
-    Low experts are liked more, so that there is something to balance.
+    Low experts score higher, so that there is something to balance.
     """
-    dice = torch.Generator().manual_seed(seed)
-    likes = torch.linspace(0.3, 0.0, NUM_EXPERTS)
-    raw = torch.rand(num_tokens, NUM_EXPERTS, generator=dice) * 0.6 + likes
+    rng = torch.Generator().manual_seed(seed)
+    popularity = torch.linspace(0.3, 0.0, NUM_EXPERTS)
+    raw = torch.rand(num_tokens, NUM_EXPERTS, generator=rng) * 0.6 + popularity
     whole = (raw * levels).round().long().clamp(1, levels - 1)
     while True:
         ordered, order = whole.sort(1)
         tied = torch.zeros_like(whole).scatter(1, order[:, 1:], (ordered.diff(dim=1) == 0).long())
         if not tied.any():
             return whole.float() / levels
-        moved = torch.randint(1, levels, whole.shape, generator=dice)
+        moved = torch.randint(1, levels, whole.shape, generator=rng)
         whole = torch.where(tied.bool(), moved, whole)
 
 
@@ -107,9 +106,9 @@ def exact_shift(seed: int = 0) -> Tensor:
     """A shift of both signs whose sums with exact scores are exact too, and never tie them: odd
     multiples of 2^-14.
     """
-    dice = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     return (
-        torch.randperm(NUM_EXPERTS, generator=dice) * 64 + torch.arange(NUM_EXPERTS)
+        torch.randperm(NUM_EXPERTS, generator=rng) * 64 + torch.arange(NUM_EXPERTS)
     ) / 2**14 - 0.03125
 
 

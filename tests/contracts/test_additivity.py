@@ -16,10 +16,10 @@ def batches(draw):
     num_experts = draw(st.integers(2, 12))
     top_k = draw(st.integers(1, num_experts - 1))
     num_tokens = draw(st.integers(1, 60))
-    dice = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
-    likes = draw(st.floats(0, 3)) * torch.randn(num_experts, generator=dice)
-    scores = (torch.randn(num_tokens, num_experts, generator=dice) + likes).softmax(-1)
-    mask = torch.rand(num_tokens, generator=dice) < draw(st.sampled_from([0.0, 0.3, 1.0]))
+    rng = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
+    popularity = draw(st.floats(0, 3)) * torch.randn(num_experts, generator=rng)
+    scores = (torch.randn(num_tokens, num_experts, generator=rng) + popularity).softmax(-1)
+    mask = torch.rand(num_tokens, generator=rng) < draw(st.sampled_from([0.0, 0.3, 1.0]))
     cuts = sorted(draw(st.lists(st.integers(0, num_tokens), max_size=4)))
     return scores, mask, top_k, cuts
 

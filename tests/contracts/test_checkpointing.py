@@ -13,9 +13,9 @@ class Layer(nn.Module):
 
     def __init__(self, balancer):
         super().__init__()
-        dice = torch.Generator().manual_seed(0)
-        self.gate = nn.Parameter(torch.randn(8, NUM_EXPERTS, generator=dice))
-        self.experts = nn.Parameter(torch.randn(NUM_EXPERTS, 8, generator=dice))
+        rng = torch.Generator().manual_seed(0)
+        self.gate = nn.Parameter(torch.randn(8, NUM_EXPERTS, generator=rng))
+        self.experts = nn.Parameter(torch.randn(NUM_EXPERTS, 8, generator=rng))
         self.balancer = balancer
 
     def forward(self, hidden):

@@ -236,7 +236,7 @@ def test_freezing_holds_the_shift(row):
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.make().tokens_are_independent], ids=str)
-def test_tokens_are_judged_apart_by_whoever_says_so(row, scores):
+def test_independent_tokens_choose_alike_in_parts(row, scores):
     """Parts of a forward then choose, and pay, what the whole does, wherever it is cut."""
     balancer = row.make()
     balancer.shift.copy_(exact_shift())
@@ -248,5 +248,5 @@ def test_tokens_are_judged_apart_by_whoever_says_so(row, scores):
 
 
 @pytest.mark.parametrize("row", SOLVERS, ids=str)
-def test_solvers_of_a_batch_judge_tokens_together(row):
+def test_tokens_depend_on_each_other_in_batch_solvers(row):
     assert not row.make().tokens_are_independent

@@ -18,6 +18,8 @@ LEGITIMATE = {
     "observations.py",
     # modules that bore a method's name
     "_moved.py",
+    # old names of the paper's step sizes on numpy arrays, which are no balancers
+    "optimum/loop.py",
 }
 # words that are more than the name of a method: "none" is Python's, "base" a section of a grid
 AMBIGUOUS = {"none", "base"}
@@ -45,7 +47,7 @@ def lists_of_methods(text):
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in sorted(PACKAGE.rglob("*.py")) if path.name not in LEGITIMATE],
+    [path for path in sorted(PACKAGE.rglob("*.py")) if not str(path).endswith(tuple(LEGITIMATE))],
     ids=lambda path: str(path.relative_to(PACKAGE)),
 )
 def test_no_file_lists_methods(path):

@@ -36,9 +36,9 @@ def slow_twin(shifts):
 
 
 def walk(steps, drift, noise, seed):
-    dice = torch.Generator().manual_seed(seed)
-    path = (drift * torch.randn(steps, 16, generator=dice)).cumsum(0)
-    return path, path + noise * torch.randn(steps, 16, generator=dice)
+    rng = torch.Generator().manual_seed(seed)
+    path = (drift * torch.randn(steps, 16, generator=rng)).cumsum(0)
+    return path, path + noise * torch.randn(steps, 16, generator=rng)
 
 
 def settle_all(shifts):

@@ -69,9 +69,8 @@ def test_group_worth_sums_two_best():
 
 
 def test_runner_up_stays_in_groups():
-    shifted = torch.tensor(
-        [[9.0, 1.0, 8.0, 0.0]]
-    )  # expert 2 is second best, and its group forbidden
+    # expert 2 is second best, and its group forbidden
+    shifted = torch.tensor([[9.0, 1.0, 8.0, 0.0]])
     routing = route(torch.rand(1, 4), 1, choose_by=shifted, groups=(2, 1))
     assert routing.runner_up.tolist() == [1]
     assert routing.margin.tolist() == [8.0]

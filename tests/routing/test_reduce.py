@@ -160,6 +160,5 @@ def test_different_steps_are_refused(ranks):
 def test_overflow_counts_all_ranks(ranks):
     for seen in ranks:
         assert seen["largest"]["loads"].tolist() == [2 * LARGEST]
-        assert seen["overflow"].startswith(
-            "OverflowError: a count does not fit int32 over 2 ranks"
-        )  # on both
+        # on both
+        assert seen["overflow"].startswith("OverflowError: a count does not fit int32 over 2 ranks")

@@ -2,14 +2,13 @@
 
     shifted = balancer.adjust(scores)                       before the choice
     routing = route(scores, top_k, choose_by=shifted)       or both at once: balancer.route(scores)
-    tally = balancer.tally(scores, routing)                 what must be known of this batch; adds up
-    loss = loss + balancer.penalty(scores, routing)         0 for methods that leave the loss alone
+    tally = balancer.tally(scores, routing)                 counts of this batch, which add up
+    loss = loss + balancer.penalty(scores, routing)         0 for methods that do not use the loss
     ...
     optimizer.step(); balancer.update(tally)                after the optimizer's step, once
 
 adjust, tally and penalty are pure: they change nothing, so evaluating, recomputing and accumulating
-are all safe. Only update() changes anything, and it is called by the training loop and by nobody
-else.
+are all safe. Only update() changes anything, and only the training loop calls it.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Balancer(Precise, ABC):
 
     @property
     def needs_scores(self) -> bool:
-        """Whether it must be shown scores. The others can learn from loads that somebody counted."""
+        """Whether it must see scores. The others can learn from loads counted elsewhere."""
         return True
 
     @property
@@ -48,8 +47,9 @@ class Balancer(Precise, ABC):
 
     @property
     def tokens_are_independent(self) -> bool:
-        """Whether a token's experts, and what it adds to the loss, depend on no other token of its
-        forward.
+        """Whether a token's experts and its part of the loss depend on no other token.
+
+        A forward can then be cut into parts that choose what the whole would choose.
         """
         return not self.penalties
 
@@ -65,8 +65,8 @@ class Balancer(Precise, ABC):
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def fix_sampling_stride(self, tokens: int) -> None:
-        """Forwards of `tokens` will come in parts. Whoever counts a sample that depends on their
-        size must take the whole's.
+        """Forwards of `tokens` tokens will come in parts: a sample whose stride depends on the
+        number of tokens must use the whole forward's.
         """
 
     @abstractmethod
@@ -82,8 +82,9 @@ class Balancer(Precise, ABC):
         renormalize: bool = False,
         scale: float = 1.0,
     ) -> Routing:
-        """Choose: `equipoise.route` by adjusted scores, except for methods that cannot say their
-        choice in scores.
+        """Choose: `equipoise.route` by adjusted scores.
+
+        Methods that cannot express their choice in scores override it.
         """
         return route(
             scores,
@@ -115,8 +116,7 @@ class Balancer(Precise, ABC):
         logits: Tensor | None = None,
         sequences: Tensor | None = None,
     ) -> Tensor:
-        """What to add to the loss: the sum of the penalties this balancer carries, 0 where it
-        carries none.
+        """What to add to the loss: the sum of the penalties this balancer carries, or 0.
 
         Args:
             scores: (..., E) as given to route.
@@ -131,8 +131,9 @@ class Balancer(Precise, ABC):
         return total
 
     def carry(self, *penalties: Penalty) -> Self:
-        """Add penalties to this balancer, and return it: DeepSeek-V3 runs a shift and a small
-        sequence penalty together.
+        """Add penalties to this balancer, and return it.
+
+        DeepSeek-V3 runs a shift and a small sequence penalty together.
         """
         for penalty in penalties:
             penalty.build(self.num_experts)
@@ -141,8 +142,9 @@ class Balancer(Precise, ABC):
 
     @torch.no_grad()
     def update(self, tally: Tally) -> None:
-        """Move the state by what was counted since the last update. Call it once after every
-        optimizer step.
+        """Move the state by what was counted since the last update.
+
+        Call it once after every optimizer step.
         """
         if not self.training:
             raise RuntimeError(
@@ -158,8 +160,9 @@ class Balancer(Precise, ABC):
 
     @abstractmethod
     def _move(self, tally: Tally) -> None:
-        """Change the state by a tally that was checked. `steps` still holds the number of earlier
-        updates.
+        """Change the state by a tally that was checked.
+
+        `steps` still holds the number of earlier updates.
         """
 
     def _check_tally(self, tally: Tally) -> Tally:

@@ -19,9 +19,7 @@ SCOPES = ("batch", "sequence", "global")
 
 
 class Penalty(Precise, ABC):
-    """A term of the loss. Pure, like all of a forward; what it learns of a batch it learns in
-    see().
-    """
+    """A term of the loss. Pure, like all of a forward; only see() changes its state."""
 
     def build(self, num_experts: int) -> None:
         """Make the buffers this penalty needs; called once, by the balancer that carries it."""
@@ -33,7 +31,7 @@ class Penalty(Precise, ABC):
         """The term, a float32 scalar."""
 
     def see(self, tally: Tally) -> None:
-        """Take notice of a whole batch, over all micro-batches and ranks. Called once per update."""
+        """Learn from a whole batch, over all micro-batches and ranks. Called once per update."""
 
 
 class AuxiliaryLoss(Penalty):
@@ -126,9 +124,8 @@ class AuxiliaryLoss(Penalty):
         place = (
             sequences.unsqueeze(1) * num_experts + routing.experts.clamp_max(num_experts - 1)
         ).flatten()
-        each = (
-            counted.unsqueeze(1) * (routing.experts < num_experts)
-        ).flatten()  # expert choice: E means nobody
+        # expert choice: the number E stands for no expert
+        each = (counted.unsqueeze(1) * (routing.experts < num_experts)).flatten()
         loads = torch.zeros(
             number * num_experts, dtype=torch.int64, device=share.device
         ).scatter_add_(0, place, each)
@@ -144,8 +141,9 @@ class AuxiliaryLoss(Penalty):
 
 
 class ZLoss(Penalty):
-    """coefficient * mean over tokens of (logsumexp_k logits_ik)^2: keeps logits small (ST-MoE). It
-    does not balance.
+    """coefficient * mean over tokens of (logsumexp_k logits_ik)^2 (ST-MoE).
+
+    It keeps logits small, and does not balance.
     """
 
     def __init__(self, coefficient: float) -> None:
@@ -175,8 +173,9 @@ def _mean_over(values: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _sequence_of_tokens(scores: Tensor, sequences: Tensor | None) -> tuple[Tensor, int]:
-    """The sequence of each token, (T,), and how many there are. Named sequences are counted, which
-    makes a GPU wait.
+    """The sequence of each token, (T,), and how many there are.
+
+    To count sequences that were given by number makes a GPU wait.
     """
     if sequences is not None:
         if sequences.shape != scores.shape[:-1]:

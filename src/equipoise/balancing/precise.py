@@ -22,9 +22,8 @@ class Precise(nn.Module):
         for name, old in before.items():
             new = self._buffers[name]
             if old is not None and new is not None and new.dtype != old.dtype:
-                self._buffers[name] = old.to(
-                    new.device
-                )  # from the original: the cast one has lost digits
+                # from the original: the cast one has lost digits
+                self._buffers[name] = old.to(new.device)
         return self
 
     def _load_from_state_dict(

@@ -90,7 +90,10 @@ def smebu(
     momentum: float = 0.5,
     target: Weights = None,
 ) -> Dual:
-    """d = u tanh(sharpness v), centred; m = momentum m + (1 - momentum) d; p += m. Arcee's Trinity."""
+    """d = u tanh(sharpness v), centred; m = momentum m + (1 - momentum) d; p += m.
+
+    Arcee's Trinity.
+    """
     parts = [Tanh(sharpness), Scale(update_rate), Center(), EMA(momentum)]
     return Dual(num_experts, top_k, LoadGap("relative"), parts, target=target)
 
@@ -123,8 +126,9 @@ def inverse_sqrt(
     unit: str = "tokens",
     target: Weights = None,
 ) -> Dual:
-    """p += (u/sqrt n) (L - A)/T. The paper's lowest loss, with u = 1e-3 over 100K steps; shorter
-    runs want a larger u.
+    """p += (u/sqrt n) (L - A)/T. The paper's lowest loss, with u = 1e-3 over 100K steps.
+
+    Shorter runs need a larger u.
     """
     return Dual(
         num_experts,
@@ -179,7 +183,10 @@ def adagrad(
 def quantile(
     num_experts: int, top_k: int, *, ema: float = 0.0, bins: int = 512, target: Weights = None
 ) -> Dual:
-    """p = ema p + (1 - ema) (each expert's own quantile), centred. Kimi K3 (Su 2026). No step size."""
+    """p = ema p + (1 - ema) (each expert's own quantile), centred. Kimi K3 (Su 2026).
+
+    There is no step size.
+    """
     if not 0 <= ema < 1:
         raise ValueError(f"ema must be in [0, 1), not {ema}")
     return Dual(num_experts, top_k, QuantileMove(bins), [Center(), Scale(1 - ema)], target=target)
@@ -189,8 +196,9 @@ def quantile(
 def curvature(
     num_experts: int, top_k: int, *, stride: int | None = None, target: Weights = None
 ) -> Dual:
-    """p += gain * (Newton step on the dual), centred; the gain finds itself. Equipoise's own:
-    docs/curvature.md.
+    """p += gain * (Newton step on the dual), centred; the gain is found from the loads.
+
+    Equipoise's own: docs/curvature.md.
     """
     return Dual(num_experts, top_k, CurvatureMove(stride), [Center()], target=target)
 
@@ -204,8 +212,9 @@ def aux(
     scope: str = "batch",
     target: Weights = None,
 ) -> Balancer:
-    """No shift: coefficient * sum_k f_k P_k is added to the loss (Switch, GShard; Qwen3 with scope
-    "global").
+    """No shift: coefficient * sum_k f_k P_k is added to the loss (Switch, GShard).
+
+    Qwen3 uses the scope "global".
     """
     return none(num_experts, top_k, target=target).carry(AuxiliaryLoss(coefficient, scope, target))
 
@@ -215,7 +224,8 @@ def z_loss(
     num_experts: int, top_k: int, *, coefficient: float = 1e-3, target: Weights = None
 ) -> Balancer:
     """No shift: coefficient * mean (logsumexp of the logits)^2 is added to the loss (ST-MoE).
-    Stabilises, does not balance.
+
+    It stabilises, and does not balance.
     """
     return none(num_experts, top_k, target=target).carry(ZLoss(coefficient))
 
@@ -224,8 +234,9 @@ def z_loss(
 def base(
     num_experts: int, top_k: int, *, tolerance: float = 1e-4, target: Weights = None
 ) -> Balancer:
-    """No shift: the batch itself is solved, loads are exact (BASE layers). Sees later tokens in
-    training; greedy otherwise.
+    """No shift: the batch itself is solved, loads are exact (BASE layers).
+
+    Sees later tokens in training; greedy otherwise.
     """
     return Base(num_experts, top_k, tolerance=tolerance, target=target)
 
@@ -239,8 +250,9 @@ def sinkhorn(
     temperature: float = 1.0,
     target: Weights = None,
 ) -> Balancer:
-    """No shift: top-K of an entropic transport plan of the batch (S-BASE). Sees later tokens in
-    training; greedy otherwise.
+    """No shift: top-K of an entropic transport plan of the batch (S-BASE).
+
+    Sees later tokens in training; greedy otherwise.
     """
     return Sinkhorn(
         num_experts, top_k, iterations=iterations, temperature=temperature, target=target
@@ -249,15 +261,17 @@ def sinkhorn(
 
 @method(kind="batch solver", needs="scores")
 def bip(num_experts: int, top_k: int, *, rounds: int = 8, target: Weights = None) -> Balancer:
-    """No shift: prices found on the batch in a few rounds (Sun 2025). Sees later tokens in
-    training; greedy otherwise.
+    """No shift: prices found on the batch in a few rounds (Sun 2025).
+
+    Sees later tokens in training; greedy otherwise.
     """
     return BIP(num_experts, top_k, rounds=rounds, target=target)
 
 
 @method(kind="batch solver", needs="scores")
 def expert_choice(num_experts: int, top_k: int, *, target: Weights = None) -> Balancer:
-    """No shift: each expert takes its best tokens (Zhou et al. 2022). Leaks the future in a
-    decoder; greedy in evaluation.
+    """No shift: each expert takes its best tokens (Zhou et al. 2022).
+
+    Leaks the future in a decoder; greedy in evaluation.
     """
     return ExpertChoice(num_experts, top_k, target=target)

@@ -43,8 +43,7 @@ class MethodSpec:
     rate: str | None = None
     """the option that says how fast it acts: update_rate, coefficient or ema; None: it has none"""
     rates_to_try: tuple[float, ...] = ()
-    """rates that the arena and `tune` try where no others are asked for; empty: there is no choice
-    """
+    """rates that the arena and `tune` try unless others are given; empty: there is no choice"""
     rate_is_share: bool = False
     """whether a rate is the share of the way that one update goes, at most 1; the option is then
     1 - rate, the share that stays

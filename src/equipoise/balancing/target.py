@@ -40,7 +40,7 @@ class Target(Precise):
         return wanted_loads(total, self.weights, self.whole)
 
     def gap(self, loads: Tensor) -> Tensor:
-        """L - A, (E,) float64: positive where an expert has too few, exactly 0 where it is right."""
+        """L - A, (E,) float64: positive where an expert has too few, 0 where it is right."""
         return load_gap(loads, self.weights, self.whole)
 
     def tokens(self, loads: Tensor) -> Tensor:

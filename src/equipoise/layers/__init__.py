@@ -1,4 +1,4 @@
-"""Layers of a sparse model: the router with its balancer, the experts, and both as one MoE layer."""
+"""Layers of a sparse model: the router with its balancer, the experts, and both as one MoE."""
 
 from equipoise.layers.experts import Experts, reference_experts
 from equipoise.layers.moe import MoE, MoEOutput, SwiGLU

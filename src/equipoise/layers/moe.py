@@ -24,9 +24,7 @@ from equipoise.routing import Groups, Routing, Tally
 
 
 class MoEOutput(NamedTuple):
-    """What a layer returns. Under reentrant checkpointing it comes back as a plain tuple in this
-    order.
-    """
+    """What a layer returns. Reentrant checkpointing makes it a plain tuple in this order."""
 
     output: Tensor
     routing: Routing
@@ -36,7 +34,7 @@ class MoEOutput(NamedTuple):
 
 
 class SwiGLU(nn.Module):
-    """A dense feed-forward block, down(silu(gate x) * up x): what shared experts are, all in one."""
+    """A dense feed-forward block, down(silu(gate x) * up x). All shared experts are one of them."""
 
     def __init__(self, hidden_size: int, width: int, init_std: float = 0.006) -> None:
         super().__init__()

@@ -59,8 +59,7 @@ class Routed(NamedTuple):
     tally: Tally
     penalty: Tensor
     sample: Sample | None
-    """inputs to score again after the optimizer's step; None unless looking ahead, and in
-    evaluation
+    """inputs to score again after the optimizer's step; None without look-ahead and in evaluation
     """
 
 
@@ -99,7 +98,8 @@ class Router(nn.Module):
         super().__init__()
         if look_ahead < 0:
             raise ValueError(f"look_ahead is a number of tokens, not {look_ahead}")
-        score_function(score)  # a wrong name is told here and not in the first forward
+        # a wrong name is an error here, not in the first forward
+        score_function(score)
         self.balancer = balancer
         self.score = score
         self.groups = groups
@@ -126,8 +126,9 @@ class Router(nn.Module):
 
     @torch.no_grad()
     def fresh_tally(self, sample: Sample) -> Tally:
-        """The tally of a sample's tokens under the weights as they are now. Under FSDP2 every rank
-        must call it.
+        """The tally of a sample's tokens under the weights as they are now.
+
+        Under FSDP2 every rank must call it.
         """
         weight = self.weight
         if hasattr(weight, "full_tensor"):  # FSDP2 holds a shard of it outside of forward
@@ -144,9 +145,8 @@ class Router(nn.Module):
         if self.look_ahead == 0:
             return None
         flat = hidden.detach().flatten(0, -2)
-        every = slice(
-            None, None, max(1, -(-len(flat) // self.look_ahead))
-        )  # evenly over the batch, at most look_ahead
+        # evenly over the batch, at most look_ahead
+        every = slice(None, None, max(1, -(-len(flat) // self.look_ahead)))
         padding = (
             torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
             if mask is None

@@ -1,4 +1,4 @@
-"""From scores to chosen experts, and what is counted on the way. Imports nothing else of equipoise."""
+"""From scores to chosen experts, and what is counted on the way."""
 
 from equipoise.routing.checks import check_scores
 from equipoise.routing.metrics import idle_share, metrics

@@ -4,15 +4,14 @@ Looking at a tensor's values makes a GPU wait, and cannot be done while torch.co
 there are three modes:
 
     "auto"    (default) scores on the CPU are checked; scores on an accelerator are not
-    "always"  scores are checked wherever they live; on a GPU every route() then waits for the device
+    "always"  scores are checked wherever they are; on a GPU every route() then waits for it
     "never"   nothing is checked
 
 Set one by `equipoise.check_scores("always")`, for a block by `with
 equipoise.check_scores("always"): ...`, or by the environment variable EQUIPOISE_CHECK_SCORES.
 Compiled code and the meta device are never checked.
 
-The check costs one sum: a sum is not finite if a term is not. Only then is the slow search for the
-culprit made.
+The check costs one sum: a sum is not finite if a term is not. Only then is the place searched.
 """
 
 from __future__ import annotations
@@ -37,8 +36,9 @@ _mode = _valid_mode(os.environ.get("EQUIPOISE_CHECK_SCORES", "auto"), "EQUIPOISE
 
 
 class check_scores:  # noqa: N801 - reads as a verb, like torch.set_grad_enabled
-    """Say when scores are checked for NaN and infinity: "auto", "always" or "never". Also a context
-    manager.
+    """Set when scores are checked for NaN and infinity: "auto", "always" or "never".
+
+    It is also a context manager.
     """
 
     def __init__(self, mode: str) -> None:
@@ -60,7 +60,7 @@ class check_scores:  # noqa: N801 - reads as a verb, like torch.set_grad_enabled
 
 
 def is_readable(tensor: Tensor) -> bool:
-    """Whether a value can be looked at here without a wait: not while tracing, and only on the CPU."""
+    """Whether a value can be read here without a wait: only on the CPU, and not while tracing."""
     return not torch.compiler.is_compiling() and tensor.device.type == "cpu"
 
 
@@ -123,8 +123,9 @@ def require_choosable(
 
 
 def require_on_device(truth: Tensor, error: Callable[[], Exception]) -> None:
-    """Raise unless true. On the CPU at once; on an accelerator when the device comes to it, so that
-    nothing waits.
+    """Raise unless true: on the CPU at once, on an accelerator when the device gets there.
+
+    So nothing waits.
     """
     if torch.compiler.is_compiling() or truth.is_meta:
         return

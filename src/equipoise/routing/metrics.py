@@ -14,14 +14,13 @@ from equipoise.routing.checks import is_readable
 def metrics(
     loads: Tensor | Sequence[int], target: Tensor | Sequence[float] | None = None
 ) -> dict[str, Tensor]:
-    """The imbalance of loads (..., E), as float64 tensors of the leading shape: nothing here makes
-    a GPU wait.
+    """The imbalance of loads (..., E), as float64 tensors of the leading shape.
 
-    With r_k = load_k / target_k, where target_k is the even share unless weights are given in
-    `target`:
+    Nothing here makes a GPU wait. With r_k = load_k / target_k, where target_k is the even share
+    unless weights are given in `target`:
 
         imbalance          mean |r_k - 1|            the paper's overall imbalance
-        max_violation      max r_k - 1               DeepSeek's MaxVio: 0 is perfect, E/K - 1 the worst
+        max_violation      max r_k - 1               DeepSeek's MaxVio: 0 perfect, E/K - 1 the worst
         min_violation      min r_k - 1               0 is perfect, -1 a dead expert
         cv                 std(r) / mean(r)          coefficient of variation
         effective_experts  exp(entropy of r)         E is perfect, 1 is collapse

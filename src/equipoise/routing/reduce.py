@@ -42,12 +42,11 @@ def reduce(
     *,
     forwards: bool = False,
 ) -> Tally | dict[str, Tally] | list[Tally]:
-    """Sum tallies over the ranks of `group` (all ranks by default); the answer has the form of the
-    question.
+    """Sum tallies over the ranks of `group` (all ranks by default).
 
-    Layers may differ in their number of experts and in what they count, as long as every rank
-    passes the same layers in the same order. Without an initialised process group the tallies are
-    returned as they are.
+    The result has the form of what was given: a tally, a dict or a list. Layers may differ in their
+    number of experts and in what they count, as long as every rank passes the same layers in the
+    same order. Without an initialised process group the tallies are returned as they are.
 
     `Tally.forwards` stays this rank's own, since ranks may have run different numbers of
     micro-batches. Where experts of one group of devices serve all its ranks, pass `forwards=True`
@@ -81,7 +80,7 @@ def _all_reduce(flats: list[Tensor], group: dist.ProcessGroup | None) -> list[Te
         raise ValueError("this rank is not in the group that reduce() was given")
     wire = torch.cat(flats)
     limit = _INT32_MAX // ranks
-    # A rank that raised now would leave the others waiting: it tells them instead, and all raise
+    # A rank that raised now would leave the others waiting: it sends a flag instead, and all raise
     # together.
     too_large = (wire.max() > limit).long().reshape(1)
     wire = torch.cat((wire.clamp_max(limit), too_large)).to(torch.int32)

@@ -4,9 +4,9 @@ The paper's primal update (eq. 8) is
 
     experts_i = TopKInd_k(scores_ik + shift_k)          gates_ik = scores_ik for the chosen k
 
-The shift decides who is chosen and never enters a gate. route() is pure: it returns all that
-anybody may want to know of the choice and keeps nothing, so that recomputation under activation
-checkpointing cannot count a token twice.
+The shift decides who is chosen and never enters a gate. route() is pure: it returns all that there
+is to know of the choice and keeps nothing, so that recomputation under activation checkpointing
+cannot count a token twice.
 
 Shapes: T tokens, E experts, K choices, G groups.
 
@@ -32,8 +32,9 @@ from equipoise.routing.checks import (
 
 
 class Groups(NamedTuple):
-    """Group-limited routing: experts lie in `number` equal groups, and a token may use only its
-    best `keep` of them.
+    """Group-limited routing: experts lie in `number` equal groups, and a token may use only `keep`.
+
+    They are its best ones.
     """
 
     number: int
@@ -88,8 +89,8 @@ def route(
     `scores`.
 
     Args:
-        scores: (..., E) how much each token likes each expert. Leading dimensions are flattened to
-            T tokens.
+        scores: (..., E) the affinity of each token to each expert. Leading dimensions are flattened
+            to T tokens.
         top_k: K, the experts each token takes.
         choose_by: (..., E) what to rank by, usually `balancer.adjust(scores)`; `scores` themselves
             by default. -inf forbids.
@@ -154,14 +155,16 @@ def _choose_top_k(ranked: Tensor, top_k: int, runner_up: bool) -> _Choice:
     first, kth = values[:, 0], values[:, top_k - 1]
     if not runner_up:
         return _Choice(order, first, kth, None, None)
-    if top_k == num_experts:  # everybody is chosen: there is no runner-up
+    # all are chosen: there is no runner-up
+    if top_k == num_experts:
         return _Choice(order, first, kth, order[:, -1], torch.full_like(kth, torch.inf))
     return _Choice(order[:, :top_k], first, kth, order[:, top_k], kth - values[:, top_k])
 
 
 def _limit_to_groups(ranked: Tensor, groups: Groups) -> tuple[Tensor, Tensor, Tensor]:
-    """-inf outside each token's best groups. With 0, a negative shifted score would lose to a
-    forbidden expert.
+    """-inf outside each token's best groups.
+
+    With 0, a negative shifted score would lose to a forbidden expert.
     """
     by_group = ranked.unflatten(1, (groups.number, -1))
     worth = by_group.topk(min(2, by_group.shape[2]), dim=2).values.sum(2)

@@ -1,10 +1,11 @@
 """The best assignment with exact loads: the program that every balancer approximates, solved on one
 batch.
 
-    maximise  sum_ik gamma_ik x_ik    with  sum_k x_ik = K,  least_k <= sum_i x_ik <= most_k,  x_ik in {0, 1}
+    maximise  sum_ik gamma_ik x_ik
+    with      sum_k x_ik = K,    least_k <= sum_i x_ik <= most_k,    x_ik in {0, 1}
 
 Given a price per expert, each token is content with the K experts of highest score - price. The
-right prices make the loads right. They are found as at an auction, in two acts.
+right prices make the loads right. They are found as at an auction, in two phases.
 
 1. *Asking prices.* All experts at once ask the price at which as many tokens as they have places
    still prefer them to their other choices, the tokens look again, and so on: an exact
@@ -22,10 +23,10 @@ The answer misses the greatest total score by at most epsilon for every choice m
 (epsilon-complementary slackness). Measured, it misses less than 1e-5 of it, and mostly nothing that
 float64 can tell: where one token moves at a time, that is exact. Where many tokens are nearly
 equal, asking prices leave thousands of choices open; then epsilon starts large and is scaled down,
-so that tokens move in crowds.
+so that many tokens move at once.
 
 Where least and most differ, one more token is invented that takes the places which are to stay
-empty: at most one of each expert, and it likes them all the same.
+empty: at most one of each expert, and it scores them all the same.
 
 All of it waits for the device again and again, and nothing of it can be compiled.
 """
@@ -39,10 +40,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# of asking prices; they halve what is left or, with crowds of equal tokens, do nothing any more
+# of asking prices; they halve what is left or, with many equal tokens, do nothing any more
 _MOST_ROUNDS = 24
-_MANY = 8  # choices per expert left to correct: more is a crowd
-_SCALING = (1e-2, 1e-3, 1e-4, 1e-5)  # of the scores' range: epsilon on the way down
+# choices per expert left to correct: where there are more, many tokens are nearly equal
+_MANY = 8
+# of the scores' range: epsilon on the way down
+_SCALING = (1e-2, 1e-3, 1e-4, 1e-5)
 
 
 class Assignment(NamedTuple):
@@ -101,7 +104,7 @@ def asking_prices(scores: Tensor, top_k: int, least: Tensor, most: Tensor) -> Te
 def _with_idle_token(
     scores: Tensor, top_k: int, least: Tensor, most: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Scores (E, T or T + 1) and how many experts each token wants, such that all places are taken."""
+    """Scores (E, T or T + 1) and how many experts each token takes: all places are taken."""
     num_experts, num_tokens = scores.shape
     wants = torch.full((num_tokens,), top_k, device=scores.device)
     idle = most.sum() - num_tokens * top_k
@@ -132,9 +135,8 @@ class _Market:
         self.held = torch.full_like(scores, torch.inf)
         self.free = scores.clone()
         self.costs = scores.new_empty(len(scores), len(scores))
-        self._workspace = torch.empty_like(
-            scores
-        )  # 8 MB at 16,384 x 64: to ask for it anew costs more than the arithmetic
+        # 8 MB at 16,384 x 64: to allocate it each time costs more than the arithmetic
+        self._workspace = torch.empty_like(scores)
         self._let_choose(torch.arange(scores.shape[1], device=scores.device))
 
     def holdings(self) -> Tensor:
@@ -148,9 +150,7 @@ class _Market:
         return int(self.excess().clamp_min(0).sum())
 
     def choose_again(self, epsilon: float) -> None:
-        """Let the tokens that are not content within epsilon choose what they like best at these
-        prices.
-        """
+        """Let the tokens that are not content within epsilon choose their best at these prices."""
         content = self._are_content(self.held, self.free, epsilon)
         self._let_choose((~content).nonzero().squeeze(1))
         for expert in range(len(self.places)):
@@ -172,8 +172,9 @@ class _Market:
                 self._update_costs_to(expert)
 
     def _are_content(self, held: Tensor, free: Tensor, epsilon: float) -> Tensor:
-        """(m,) bool: whether tokens with these held and free places (E, m) have no better choice by
-        more than epsilon.
+        """(m,) bool: whether tokens with these held and free places (E, m) have no better choice.
+
+        A choice is better if it is so by more than epsilon.
         """
         prices = self.prices.unsqueeze(1)
         return (held - prices).amin(0) >= (free - prices).amax(0) - epsilon
@@ -188,11 +189,10 @@ class _Market:
         self.free[:, tokens] = scores.masked_fill(chosen, -torch.inf)
 
     def _cheapest_chain(self, excess: Tensor) -> list[int]:
-        """Experts from one with too many tokens to one with too few; prices rise by what the chain
-        costs.
+        """Experts from one with too many tokens to one with too few.
 
-        Costs at these prices are not negative, but for epsilon: contented tokens lose by moving. So
-        the search ends.
+        Prices rise by what the chain costs. Costs at these prices are not negative, but for
+        epsilon: contented tokens lose by moving. So the search ends.
         """
         lengths = (self.costs - self.prices.unsqueeze(1) + self.prices).clamp_min(0)
         distances = torch.where(excess > 0, 0.0, torch.full_like(self.prices, torch.inf))
@@ -228,8 +228,9 @@ class _Market:
         return [tokens[:limit] for tokens in movers]
 
     def _willing_movers(self, giver: int, taker: int, limit: int, epsilon: float) -> Tensor:
-        """The cheapest tokens to move from giver to taker, up to `limit`: the first, and those that
-        stay content.
+        """The cheapest tokens to move from giver to taker, up to `limit`.
+
+        They are the first one, and those that stay content.
         """
         costs, tokens = (self.held[giver] - self.free[taker]).topk(limit, largest=False)
         tokens = tokens[costs < torch.inf]

@@ -49,7 +49,7 @@ class ExpertChoice(BatchSolver):
         if scores_are_checked(scores):
             require_finite(flat, "scores")
         taken = self._take(flat, None if mask is None else mask.flatten())
-        # nobody's places: below all others in the choice, 0 among the gates
+        # places that no expert takes: below all others in the choice, 0 among the gates
         low = flat.amin() - 1 if flat.numel() else 0.0
         routing = route(
             scores.flatten(0, -2).masked_fill(~taken, 0.0),

@@ -1,5 +1,6 @@
-"""PlanSolver: plans for a whole batch whose K best entries per token make loads nearly even, without
-a wait for the device.
+"""PlanSolver: plans for a whole batch whose K best entries per token make loads nearly even.
+
+Nothing waits for the device.
 
 Send T tokens to E experts, K choices from each token and L_k to each expert: a transport problem.
 Sinkhorn (sinkhorn.py) blurs it with entropy, and has a plan in closed steps; BIP (bip.py) walks

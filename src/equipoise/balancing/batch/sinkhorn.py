@@ -13,8 +13,9 @@ from equipoise.routing.checks import scores_are_checked
 
 
 def log_odds(scores: Tensor) -> Tensor:
-    """log(s / (1 - s)): the router's logits where scores are sigmoids, nearly so (but for a
-    constant per token) for softmax.
+    """log(s / (1 - s)): the router's logits where scores are sigmoids.
+
+    For softmax nearly so, but for a constant per token.
     """
     if scores_are_checked(scores) and scores.numel() and (scores.amin() < 0 or scores.amax() > 1):
         raise ValueError(
@@ -28,7 +29,7 @@ def log_odds(scores: Tensor) -> Tensor:
 class Sinkhorn(PlanSolver):
     """S-BASE (Clark et al. 2022; Megatron): the K best entries of the entropic transport plan
 
-        P_ik = exp(logit_ik / temperature + row_i + column_k),    sum_k P_ik = K,    sum_i P_ik = L_k,
+        P_ik = exp(logit_ik / temperature + row_i + column_k),   sum_k P_ik = K,   sum_i P_ik = L_k,
 
     found by making rows and columns right in turn, in float32 logarithms. Chosen by is log P.
 

@@ -5,11 +5,11 @@ A shift is learnt from batches that are past, and leaves what chance does to the
 tokens at hand one can do better: choose for all of them together, so that the loads of this very
 batch come out even. Four methods do so:
 
-    Base          every load exact, and the greatest total score there is            base.py
+    Base          every load exact, and the greatest total score there is      base.py
     ExpertChoice  every load exact, since experts choose their tokens; a token may
-                  get any number of experts                                          expert_choice.py
-    Sinkhorn      nearly even: the K best of an entropic transport plan              sinkhorn.py
-    BIP           more even than not: a few rounds of prices on the batch            bip.py
+                  get any number of experts                                    expert_choice.py
+    Sinkhorn      nearly even: the K best of an entropic transport plan        sinkhorn.py
+    BIP           more even than not: a few rounds of prices on the batch      bip.py
 
 They keep no state, and update() only counts. What they pay: a token's experts depend on the other
 tokens of its batch, later ones of its own sequence among them. Such a choice cannot be made while a
@@ -65,8 +65,9 @@ class BatchSolver(Balancer, ABC):
         """Nothing is learnt: the next batch is solved for itself."""
 
     def places(self, num_tokens: int | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The least and the most tokens each expert may have, (E,) int64 each. No wait, even if the
-        number is on a device.
+        """The least and the most tokens each expert may have, (E,) int64 each.
+
+        Nothing waits, even if the number is on a device.
         """
         weights = self.target.weights.to(device)
         loads = weights / weights.sum() * (num_tokens * self.top_k)

@@ -3,7 +3,7 @@
 The optimum wanders (the router learns) and each batch shows it through sampling noise: that is the
 setting of the Kalman filter, whose gain is right when residuals are uncorrelated with all earlier
 ones. So the logarithm of the lasting gain moves by that correlation (docs/curvature.md). Experts
-whose shift was just set anew, and batches that surprise, have greater gains for a while.
+whose shift was just set by a flip, and batches that surprise, have greater gains for a while.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def next_gain(state: CurvatureState, gap: Tensor, newton: Tensor, size: Tensor) 
 def surprise_gain(
     state: CurvatureState, gap: Tensor, noise: Tensor, far: Tensor
 ) -> tuple[CurvatureState, Tensor]:
-    """A gain for this step alone, where the residual is far larger than usual: something happened."""
+    """A gain for this step alone, where the residual is far larger than usual."""
     ratio = gap.square().sum() / noise.sum().clamp_min(LEAST_DIVISOR)
     usual = torch.where(state.usual > 0, state.usual.double(), ratio)
     seen = USUAL_MEMORY * usual + (1 - USUAL_MEMORY) * torch.minimum(ratio, 4 * usual)

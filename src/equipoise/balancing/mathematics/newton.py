@@ -80,11 +80,11 @@ def far_experts(gap: Tensor, want: Tensor, noise: Tensor) -> Tensor:
     """(E,) bool: all of them, where the loads as a whole are far off; else those that are far off
     alone.
     """
-    everybody = gap.square().sum() > torch.maximum(
+    together = gap.square().sum() > torch.maximum(
         _SURE**2 * noise.sum(), _FAR**2 * want.square().sum()
     )
     alone = gap.abs() > torch.maximum(_SURE * noise.sqrt(), _FAR_ALONE * want)
-    return everybody | alone
+    return together | alone
 
 
 def gap_among_near(far: Tensor, gap: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ def smooth_shift(state: SmoothingState, before: Tensor, after: Tensor) -> Smooth
     """An update took the shift from `before` to `after`, (E,) each.
 
     One that moved nothing (frozen, nothing counted) changes nothing here either. If `before` is not
-    where the last update left the shift, somebody wrote it, and smoothing starts anew from there.
+    where the last update left the shift, it was written by hand, and smoothing restarts from there.
     """
     state = _start_unless((before == state.recent[0]).all(), state, before)
     moves = (before != after).any()

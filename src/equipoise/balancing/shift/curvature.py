@@ -7,7 +7,8 @@ the edge (k, l) is the density of tokens that hesitate between k and l. A batch 
 a token whose K-th choice is a and whose runner-up is b, with a margin of at most `bandwidth`, is
 one count for the pair (a, b). So with w = (W + W^T) / (2 bandwidth T), averaged over batches,
 
-    Laplacian(w) d = (L - A) / T          d is the Newton step: where loads would be right, as far as this batch can tell
+    Laplacian(w) d = (L - A) / T        d is the Newton step: where loads would be right, as far as
+                                        this batch can tell
     shift += gain * d
 
 How far to trust one batch? The optimum wanders (the router learns) and each batch shows it through
@@ -16,7 +17,7 @@ uncorrelated with all earlier ones. The derivative of the squared residual by th
 product with the trail, a decaying sum of earlier steps (docs/curvature.md). So the logarithm of the
 gain moves by an eighth for every standard error of that correlation: the gain of a stream that
 stands still falls as evidence accumulates, and neither the noise nor the drift has to be known. An
-expert whose shift was just set anew starts again: its gains are at least 1/2, 1/3, 1/4, ...
+expert whose shift was just set by a flip starts again: its gains are at least 1/2, 1/3, 1/4, ...
 
 Newton is for the neighbourhood. Where loads are far off (or a single expert's is), the shift moves
 to where the load is right along its own coordinate, read from a histogram of flip distances

@@ -29,9 +29,7 @@ class Direction(Precise, ABC):
     needs_runner_up = False
     """whether count() looks at each token's (K+1)-th choice"""
     filters_noise = False
-    """whether the shift it makes is already an estimate that weighs noise against drift: then there
-    is nothing to settle
-    """
+    """whether its shift already weighs noise against drift: then there is nothing to settle"""
 
     @property
     def needs_scores(self) -> bool:
@@ -54,7 +52,7 @@ class Direction(Precise, ABC):
 
 
 class LoadGap(Direction):
-    """L - A, in tokens ("counts"), per token of the batch ("tokens") or relative to the target load
+    """L - A, in tokens ("counts"), per token of the batch ("tokens") or per target load
     ("relative").
 
     The paper multiplies counts; its experiments cannot have, since at 262,144 tokens the first step

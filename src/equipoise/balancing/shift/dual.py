@@ -1,7 +1,7 @@
 """Dual: the balancers that move one number per expert, the dual variable of the assignment problem.
 
-    direction  where to go, read from the tally         (directions.py, quantile.py)
-    parts      what is done to it on the way            (rules.py)
+    direction  where to go, read from the tally         (directions.py, quantile.py, curvature.py)
+    parts      what is done to it on the way            (parts.py)
     geometry   what a step from the shift means         (geometry.py)
 
 DeepSeek's rule is LoadGap, Sign, Scale(1e-3). Every named method is such a list: see presets.py.
@@ -65,8 +65,9 @@ class Dual(Balancer):
 
     @property
     def moves_when_balanced(self) -> bool:
-        """Whether the shift may move although loads are balanced: rules that average over steps do,
-        and quantile.
+        """Whether the shift may move although loads are balanced.
+
+        Rules that average over steps do, and those that read more than loads.
         """
         return any(module.moves_when_balanced for module in (self.direction, *self.parts))
 
@@ -111,29 +112,31 @@ class Dual(Balancer):
 
     @property
     def settled_shift(self) -> Tensor:
-        """(E,) float32: the shift without the noise of the last batches, to evaluate and to export
-        by (settling.py).
+        """(E,) float32: the shift without the noise of the last batches (settling.py).
 
-        The shift itself under curvature, which filters noise already, and where somebody wrote it
-        since the last update.
+        It is for evaluation and export. It is the shift itself under curvature, which filters noise
+        already, and where the shift was written by hand since the last update.
         """
         return self.shift if self.settling is None else self.settling.of(self.shift)
 
     def settle(self) -> None:
-        """Set the shift to the settled one, for good: at the end of training.
-        `equipoise.settled(model)` can be undone.
+        """Set the shift to the settled one for good, at the end of training.
+
+        `with equipoise.settled(model):` does it for a block.
         """
         self.shift.copy_(self.settled_shift)
 
     def freeze(self) -> None:
-        """Leave the shift where it is from now on (DeepSeek-V3 does so for its last 500B tokens).
-        Saved with the state.
+        """Leave the shift where it is from now on. Saved with the state.
+
+        DeepSeek-V3 does so for its last 500B tokens.
         """
         self.anneal(0)
 
     def anneal(self, updates: int) -> None:
-        """Slow the shift's movement to zero, linearly over the next `updates` updates. Saved with
-        the state.
+        """Slow the shift's movement to zero, linearly over the next `updates` updates.
+
+        Saved with the state.
         """
         if updates < 0:
             raise ValueError(f"cannot anneal over {updates} updates")

@@ -1,13 +1,15 @@
 """Flips: how far an expert's shift must move before a token takes it, or leaves it.
 
-    x_ik = gamma_ik + p_k - (the (K+1)-th largest of gamma_i + p)    if token i chose k: positive, k can fall by that much
-    x_ik = gamma_ik + p_k - (the K-th largest)                       if it did not: negative, k must rise by that much
+    x_ik = gamma_ik + p_k - (the (K+1)-th largest of gamma_i + p)    if token i chose k: positive,
+                                                                     k can fall by that much
+    x_ik = gamma_ik + p_k - (the K-th largest)                       if it did not: negative,
+                                                                     k must rise by that much
 
 So if expert k's shift alone moves by s, exactly the tokens with x_ik > -s choose it: its load along
 its own coordinate is known for every s, and -(the middle between the L_k-th and the (L_k + 1)-th
 largest x_ik) makes it right. That is an exact minimisation of the dual f(p) over one p_k. Kimi's
 quantile rule (quantile.py) measures from the (K+1)-th throughout, which keeps token prices fixed; a
-runner-up then has distance 0 however far it is from being chosen, and moves are timid.
+runner-up then has distance 0 however far it is from being chosen, and moves are small.
 
 Counted as a histogram, on every `stride`-th token: by default as many as leave 64 choices per
 expert, at most every 16th. The tally of a batch cut into micro-batches is that of the whole if cuts
@@ -28,9 +30,7 @@ _SAMPLE, _MOST_STRIDE = 64, 16
 
 
 class FlipMove(QuantileMove):
-    """The move that makes each load right along its own coordinate, from a histogram of flip
-    distances.
-    """
+    """The move that makes each load right along its own coordinate, from flip distances."""
 
     part = "flips"
 
@@ -41,8 +41,9 @@ class FlipMove(QuantileMove):
         self.stride = stride
 
     def fix_sampling_stride(self, tokens: int, top_k: int, num_experts: int) -> None:
-        """Parts count every n-th token too, n by the whole forward: the same ones, if parts are
-        multiples of n.
+        """Parts count every n-th token too, with the n of the whole forward.
+
+        They count the same tokens as the whole if their sizes are multiples of n.
         """
         self.stride = self.stride or default_stride(tokens, top_k, num_experts)
 

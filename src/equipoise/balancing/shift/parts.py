@@ -1,5 +1,4 @@
-"""Parts: what a rule does to a step, one idea each. A method is a list of them that one can read
-(presets.py).
+"""Parts: what a rule does to a step, one idea each. A method is a list of them (presets.py).
 
 A part takes the step (E,) float32 and n, the number of this update as a float tensor, and returns
 the step. Parts that remember keep what they remember in buffers, so that it is saved and resumed.
@@ -66,8 +65,9 @@ class Scale(Part):
 
 
 class Center(Part):
-    """Minus its mean: the paper's projection on the zero-sum space (Remark 15). It changes no
-    routing, and stops drift.
+    """Minus its mean: the paper's projection on the zero-sum space (Remark 15).
+
+    It changes no routing, and stops drift.
     """
 
     def forward(self, step: Tensor, n: Tensor) -> Tensor:
@@ -130,9 +130,7 @@ class Momentum(_Remembering):
 
 
 class AdaGrad(_Remembering):
-    """Divided by the root of the sum of its squares so far, per expert: the unit of the step
-    cancels.
-    """
+    """Divided by the root of the sum of its squares so far, per expert: its unit cancels."""
 
     def forward(self, step: Tensor, n: Tensor) -> Tensor:
         squares, step = adagrad_step(self.memory, step)

@@ -13,7 +13,8 @@ exact block-coordinate step, and there is no step size.
 
 What is sorted is the *lead* of an expert over a token's threshold,
 
-    x_ik = gamma_ik + p_k - y_i,        p_k <- p_k - (the middle between the L_k-th and the (L_k + 1)-th largest x_ik).
+    x_ik = gamma_ik + p_k - y_i,
+    p_k <- p_k - (the middle between the L_k-th and the (L_k + 1)-th largest x_ik).
 
 Sorting does not add up over micro-batches and ranks; a histogram does. It has `bins` equal bins
 over [-width_k, width_k] and one more on either side for what falls outside. The widths are state,
@@ -41,8 +42,9 @@ from equipoise.routing import Routing, Tally
 
 
 class QuantileMove(Direction):
-    """The move to each expert's own quantile, from a histogram. Within one bin of
-    `exact_quantile_move`.
+    """The move to each expert's own quantile, from a histogram.
+
+    It is within one bin of `exact_quantile_move`.
     """
 
     # balanced loads have a lead of 0 somewhere between two tokens, not in the middle
@@ -53,8 +55,9 @@ class QuantileMove(Direction):
     width: Tensor
 
     def __init__(self, bins: int = 512, slack: float = 1.0) -> None:
-        """`slack`: how many times wider than needed the bins reach; more finds what jumped, less
-        resolves finer.
+        """`slack` says how many times wider than needed the bins reach.
+
+        More finds what jumped, less resolves finer.
         """
         super().__init__()
         if bins < 2 or bins % 2:
@@ -111,8 +114,9 @@ def runner_up_and_margin(routing: Routing) -> tuple[Tensor, Tensor]:
 
 
 def exact_quantile_move(scores: Tensor, routing: Routing, shift: Tensor, target: Target) -> Tensor:
-    """The slow twin of QuantileMove: the same move by sorting all leads, in float64. It needs the
-    whole batch at once.
+    """The slow twin of QuantileMove: the same move by sorting all leads, in float64.
+
+    It needs the whole batch at once.
     """
     lead = expert_leads(scores.double(), routing, shift.double())[_has_threshold(routing)]
     ordered = lead.sort(0, descending=True).values
@@ -122,8 +126,9 @@ def exact_quantile_move(scores: Tensor, routing: Routing, shift: Tensor, target:
 
 
 def _has_threshold(routing: Routing) -> Tensor:
-    """(T,) bool: tokens that have a runner-up and are not padding. The others have no threshold to
-    lead over.
+    """(T,) bool: tokens that have a runner-up and are not padding.
+
+    The others have no threshold to lead over.
     """
     some = torch.isfinite(runner_up_and_margin(routing)[1])
     return some if routing.mask is None else some & ~routing.mask

@@ -1,4 +1,4 @@
-"""settled: evaluate or export a model by its settled shifts (settling.py), then put the others back."""
+"""settled: evaluate or export a model by its settled shifts (settling.py), then restore it."""
 
 from __future__ import annotations
 

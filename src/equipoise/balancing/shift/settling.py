@@ -6,7 +6,8 @@ that still learns. How much of the movement is noise is read from the movement i
 random walk (variance q per update) plus noise (variance r) that is forgotten within two updates,
 then
 
-    V(n) = mean (p_t - p_{t-n})^2 = 2 r + n q        so        q = (V(4) - V(2)) / 2,    r = V(2) - V(4) / 2,
+    V(n) = mean (p_t - p_{t-n})^2 = 2 r + n q
+    so        q = (V(4) - V(2)) / 2,    r = V(2) - V(4) / 2,
 
 with V averaged over experts and, with weights 1, 0.9, 0.81, ..., over updates. The best smoothing
 of such a sequence is exponential, at the steady gain of the Kalman filter for s = q / r:
@@ -31,9 +32,7 @@ from equipoise.balancing.precise import Precise
 
 
 class Settling(Precise):
-    """The smoothed shift and what its gain follows from. Whoever writes the shift by hand starts it
-    anew.
-    """
+    """The smoothed shift and what its gain follows from. A shift written by hand restarts it."""
 
     recent: Tensor
     settled: Tensor
@@ -50,7 +49,7 @@ class Settling(Precise):
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
 
     def of(self, shift: Tensor) -> Tensor:
-        """The settled shift, if `shift` is where the last update left it; else the shift as it is."""
+        """The settled shift, if `shift` is where the last update left it; else `shift` itself."""
         return torch.where((shift == self.recent[0]).all(), self.settled, shift)
 
     def see(self, before: Tensor, after: Tensor) -> None:
@@ -64,7 +63,9 @@ class Settling(Precise):
             getattr(self, name).copy_(value)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """A state from before there was settling has none of these: it starts at the next update."""
+        """A state saved before there was settling has none of these: it starts at the next
+        update.
+        """
         if not any(prefix + name in state_dict for name in self._buffers):
             state_dict |= {
                 prefix + name: torch.zeros_like(mine) for name, mine in self.state_dict().items()
@@ -73,7 +74,8 @@ class Settling(Precise):
 
 
 def belongs_to_settling(name: str) -> bool:
-    """Whether a tensor of a state is of a Settling: states saved before there was one lack it, and
-    may be loaded.
+    """Whether a tensor of a state is of a Settling.
+
+    States saved before there was one lack it, and may be loaded.
     """
     return "settling" in name.split(".")

@@ -1,5 +1,6 @@
-"""Step sizes: how far to go at the n-th update, n = 1, 2, ... They take and return tensors, so that
-no GPU waits.
+"""Step sizes: how far to go at the n-th update, n = 1, 2, ...
+
+They take and return tensors, so that no GPU waits.
 """
 
 from __future__ import annotations

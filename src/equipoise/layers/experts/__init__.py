@@ -1,7 +1,6 @@
-"""The experts of a Mixture-of-Experts: E small SwiGLU networks, of which each token passes through
-K.
+"""The experts of a Mixture-of-Experts: E small SwiGLU networks, of which each token uses K.
 
-    out_t = sum_k gates_tk * W_down[e] (silu(W_gate[e] x_t) * W_up[e] x_t)          with e = experts_tk
+    out_t = sum_k gates_tk * W_down[e] (silu(W_gate[e] x_t) * W_up[e] x_t)      with e = experts_tk
 
 Nothing is dropped: whatever the router chose is computed, however full an expert gets. An expert
 index equal to E means "no expert": that choice is skipped and its gate gets no gradient.
@@ -14,7 +13,7 @@ how the blocks are run:
     grouped   all blocks in one call. The sizes stay on the device. Not in float64
     padded    one batched multiplication, every block filled up with zeros to the fullest
 
-Each has the output and the gradients of `reference_experts`, which asks every expert about every
+Each has the output and the gradients of `reference_experts`, which runs every expert on every
 token.
 
 What "auto" takes. On the CPU, loop: forward and backward it was at least as fast as the others at

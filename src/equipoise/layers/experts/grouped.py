@@ -35,13 +35,13 @@ def _grouped_mm(
     """grouped_mm leaves rows behind the last block as it found them in memory, so _Collect masks
     them.
     """
-    nobody = experts == len(down)
+    no_expert = experts == len(down)
     chosen, order = experts.flatten().sort(stable=True)
     ends = torch.searchsorted(
         chosen, torch.arange(len(down), device=chosen.device), right=True, out_int32=True
     )
-    rows_of = _RowOrder(order, order.argsort(), nobody)
-    gates = gates.masked_fill(nobody, 0).flatten().index_select(0, order)
+    rows_of = _RowOrder(order, order.argsort(), no_expert)
+    gates = gates.masked_fill(no_expert, 0).flatten().index_select(0, order)
 
     rows = _Spread.apply(hidden, *rows_of)
     gate, up = F.grouped_mm(rows, gate_up.mT, offs=ends).chunk(2, dim=-1)
@@ -59,7 +59,7 @@ class _RowOrder(NamedTuple):
     """(S,) the choice t*K + k that each sorted row belongs to"""
     place: Tensor
     """(S,) the sorted row of each choice"""
-    nobody: Tensor
+    no_expert: Tensor
     """(T, K) choices without an expert"""
 
 
@@ -69,9 +69,11 @@ class _Spread(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, order: Tensor, place: Tensor, nobody: Tensor) -> Tensor:
-        ctx.save_for_backward(order, place, nobody)
-        return hidden.index_select(0, order // nobody.shape[1])
+    def forward(
+        ctx: Any, hidden: Tensor, order: Tensor, place: Tensor, no_expert: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(order, place, no_expert)
+        return hidden.index_select(0, order // no_expert.shape[1])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -82,10 +84,10 @@ class _Collect(torch.autograd.Function):
     """Sorted rows (S, D) to the sum over each token's K (T, D). Its transpose is _Spread."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, order: Tensor, place: Tensor, nobody: Tensor) -> Tensor:
-        ctx.save_for_backward(order, place, nobody)
-        by_token = rows.index_select(0, place).unflatten(0, nobody.shape)
-        return by_token.masked_fill_(nobody.unsqueeze(2), 0).sum(1)
+    def forward(ctx: Any, rows: Tensor, order: Tensor, place: Tensor, no_expert: Tensor) -> Tensor:
+        ctx.save_for_backward(order, place, no_expert)
+        by_token = rows.index_select(0, place).unflatten(0, no_expert.shape)
+        return by_token.masked_fill_(no_expert.unsqueeze(2), 0).sum(1)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -171,8 +171,9 @@ def _multiply(lefts: Iterable[Tensor], rights: Iterable[Tensor], outs: Iterable[
 
 
 def expert_runs(counts: list[int]) -> Iterator[tuple[slice, slice, list[int]]]:
-    """Neighbouring experts with at most ROWS_AT_ONCE rows together, or one with more: the experts, their
-    rows, rows of each.
+    """Neighbouring experts with at most ROWS_AT_ONCE rows together, or one expert with more.
+
+    Yields the experts, their rows, and the number of rows of each.
     """
     first, start, size = 0, 0, 0
     for e, count in enumerate(counts):

@@ -16,9 +16,9 @@ score_functions = pytest.mark.parametrize(
 
 
 def logits(num_tokens=2048, num_experts=32):
-    dice = torch.Generator().manual_seed(0)
-    return torch.randn(num_tokens, num_experts, generator=dice) + torch.randn(
-        num_experts, generator=dice
+    rng = torch.Generator().manual_seed(0)
+    return torch.randn(num_tokens, num_experts, generator=rng) + torch.randn(
+        num_experts, generator=rng
     )
 
 

@@ -1,4 +1,4 @@
-"""Exact loads by construction: Base and ExpertChoice, for any tokens, experts, padding and targets."""
+"""Exact loads by construction: Base and ExpertChoice, for any sizes, padding and targets."""
 
 import pytest
 import torch
@@ -16,10 +16,10 @@ all_methods = pytest.mark.parametrize("method", [Base, ExpertChoice, Sinkhorn, B
 
 
 def skewed(num_tokens=256, num_experts=16, seed=0):
-    dice = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     return (
-        torch.randn(num_tokens, num_experts, generator=dice)
-        + torch.randn(num_experts, generator=dice)
+        torch.randn(num_tokens, num_experts, generator=rng)
+        + torch.randn(num_experts, generator=rng)
     ).softmax(-1)
 
 
@@ -118,22 +118,21 @@ def test_empty_places_have_no_gate():
     routing = ExpertChoice(16, 3).route(scores, renormalize=True, scale=2.0)
     empty = routing.experts == 16
     assert empty.any()
-    assert not empty.all(0).any()  # no column for nobody
+    assert not empty.all(0).any()  # no column without an expert
     assert not routing.gates[empty].any()
     some = ~empty.all(1)
     torch.testing.assert_close(routing.gates.sum(1)[some], torch.full((int(some.sum()),), 2.0))
 
 
 def test_runner_up_is_the_next_best():
-    """At the prices found, everybody's experts are their best: margins say by how much."""
+    """At the prices found, every token's experts are its best: margins say by how much."""
     scores = skewed(64, 8)
     held, prices = Base(8, 2)._match(scores, None)
     routing = Base(8, 2).route(scores)
     values = scores.double() - prices
     expected = route(values, 2)
-    settled = (
-        expected.margin > 1e-9
-    )  # the others stand between two experts, and the prices do not say which
+    # the others stand between two experts, and the prices do not say which
+    settled = expected.margin > 1e-9
     assert 48 < settled.sum() < 64
     assert torch.equal(routing.runner_up[settled], expected.runner_up[settled])
     assert torch.equal(
@@ -147,10 +146,10 @@ def test_margins_are_never_negative():
     """Crowds of nearly equal tokens move together, and some of them then stand on the wrong side by
     less than epsilon.
     """
-    dice = torch.Generator().manual_seed(0)
-    crowd = torch.randint(0, 8, (512,), generator=dice)
-    noise = 0.001 * torch.randn(512, 16, generator=dice)
-    scores = (2 * torch.randn(8, 16, generator=dice)[crowd] + noise).softmax(-1)
+    rng = torch.Generator().manual_seed(0)
+    crowd = torch.randint(0, 8, (512,), generator=rng)
+    noise = 0.001 * torch.randn(512, 16, generator=rng)
+    scores = (2 * torch.randn(8, 16, generator=rng)[crowd] + noise).softmax(-1)
     balancer = Base(16, 3, tolerance=1e-2)
     held, prices = balancer._match(scores, None)
     values = scores.double() - prices
