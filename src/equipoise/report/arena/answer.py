@@ -23,7 +23,7 @@ class Standing(NamedTuple):
 
 
 def arena_answer(cells: ArenaResults) -> str:
-    """Who leaves the loads most even, how far ahead of the next, and what that is worth."""
+    """Who leaves the loads most even, how far ahead of the next, and what a replay cannot show."""
     said = _answer_one_stream(cells) if len(cells.streams) == 1 else _answer_many_streams(cells)
     unfinished = f" {cells.missing} cells are not finished." if cells.missing else ""
     return f"{said}{unfinished} In a replay the router does not react; in a training it does."
@@ -35,7 +35,7 @@ def is_level(row: CellResult, rows: list[CellResult]) -> bool:
 
 
 def compared_streams(cells: ArenaResults) -> list[str]:
-    """The streams that every balancer has finished: on others whoever came first would be in front.
+    """The streams that every balancer has finished: on others the first to finish would lead.
     All, where none is.
     """
     whole = [
