@@ -37,7 +37,9 @@ class CheckpointQuirk:
     score: str | None = None
     """the score function, where the config does not name it and it is not the sigmoid"""
     bias_suffix: str | None = None
-    """how the key of the bias ends, where it is none of BIAS_NAMES"""
+    """what follows the router's block in the key of the bias, where it ends in none of
+    BIAS_NAMES
+    """
 
 
 CHECKPOINT_QUIRKS = {

@@ -28,23 +28,12 @@ class StoredBias:
     """A router's bias as a checkpoint holds it."""
 
     key: str
+    layer: str
+    """the name of the router's block"""
     bias: Tensor
     """(E,) in the dtype it is stored in"""
     gate: Tensor | None
     """(E, D) the gate's weights, where they were found"""
-
-    @property
-    def layer(self) -> str:
-        """The name of the router's block."""
-        for name in BIAS_NAMES:
-            if self.key.endswith(f".{name}"):
-                return (
-                    self.key.removesuffix(f".{name}")
-                    .removesuffix(".moe_statics")
-                    .removesuffix(".gate")
-                    .removesuffix(".router")
-                )
-        return self.key.removesuffix(".gate.bias")
 
 
 @dataclass(frozen=True)
@@ -112,7 +101,7 @@ def _read_biases(folder: Path, routing: RoutingConfig) -> Iterator[StoredBias]:
         if gate_key is not None:
             with safe_open(files[gate_key], framework="pt") as file:
                 gate = file.get_tensor(gate_key)[: bias.numel()]
-        yield StoredBias(key, bias, gate)
+        yield StoredBias(key, _block_name(key, routing), bias, gate)
 
 
 def weight_files(folder: Path) -> dict[str, Path]:
@@ -153,6 +142,15 @@ def _indexed_files(index: Path) -> dict[str, Path]:
 def _is_bias(key: str, routing: RoutingConfig) -> bool:
     suffix = checkpoint_quirk(routing.family).bias_suffix
     return key.rsplit(".", 1)[-1] in BIAS_NAMES or (suffix is not None and key.endswith(suffix))
+
+
+def _block_name(bias_key: str, routing: RoutingConfig) -> str:
+    """The bias's key without its own name and the modules between it and the block."""
+    for name in BIAS_NAMES:
+        if bias_key.endswith(f".{name}"):
+            block = bias_key.removesuffix(f".{name}").removesuffix(".moe_statics")
+            return block.removesuffix(".gate").removesuffix(".router")
+    return bias_key.removesuffix(checkpoint_quirk(routing.family).bias_suffix or "")
 
 
 def _gate_key(
