@@ -243,7 +243,7 @@ def test_nothing_is_left_on_the_model(saved, place, tmp_path, monkeypatch):
         (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
     ],
 )
-def test_bad_folders_are_told(saved, place, tmp_path, capsys, spoil, message):
+def test_bad_folders_are_reported(saved, place, tmp_path, capsys, spoil, message):
     bad = shutil.copytree(saved("mixtral"), tmp_path / "bad")
     spoil(bad)
     assert (
@@ -263,7 +263,7 @@ def test_bad_folders_are_told(saved, place, tmp_path, capsys, spoil, message):
     assert not (tmp_path / "trace").exists()
 
 
-def test_dense_models_are_told(place, tmp_path):
+def test_dense_models_are_reported(place, tmp_path):
     sizes = {
         "hidden_size": 16,
         "intermediate_size": 16,
@@ -279,7 +279,7 @@ def test_dense_models_are_told(place, tmp_path):
         record(tmp_path / "dense", place, tmp_path / "trace")
 
 
-def test_mistakes_are_told(saved, place, tmp_path):
+def test_mistakes_are_reported(saved, place, tmp_path):
     model = saved("mixtral")
     (tmp_path / "tiny.txt").write_text("too short")
     with pytest.raises(ValueError, match="give more text"):
@@ -299,7 +299,7 @@ def test_mistakes_are_told(saved, place, tmp_path):
         record(model, place, tmp_path / "trace")
 
 
-def test_options_of_the_other_kind_are_told(saved, tmp_path, capsys):
+def test_options_of_the_other_kind_are_reported(saved, tmp_path, capsys):
     assert main(["record", str(saved("mixtral")), "--out", str(tmp_path / "x")]) == 2
     assert "name some by --text" in capsys.readouterr().err
     (tmp_path / "config.yaml").write_text("steps: 1\n")
