@@ -29,7 +29,8 @@ from equipoise.arena.cells import Cell, run_cells
 from equipoise.arena.contest import plan_cells
 from equipoise.arena.floor import imbalance_floor
 from equipoise.arena.reference import StreamReference
-from equipoise.arena.streams.stream import Stream, catalogue
+from equipoise.arena.streams import catalogue
+from equipoise.arena.streams.stream import Stream
 from equipoise.results.arena import CellResult
 from equipoise.trace import Trace
 

@@ -11,7 +11,9 @@ from equipoise.cli.verb import Verb, add_workers_option
 
 
 def _add_sweep_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("grid", metavar="GRID", help="a YAML file, or a built-in grid: demo, paper")
+    parser.add_argument(
+        "grid", metavar="GRID", help="a YAML file, or built-in: demo, paper, paper-tiny"
+    )
     parser.add_argument("--out", metavar="FOLDER", help="default: runs/sweep-GRID")
     parser.add_argument(
         "--engine", choices=("local", "ray"), default="local", help="default: %(default)s"
