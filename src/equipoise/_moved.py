@@ -75,6 +75,10 @@ class _SameModule(importlib.abc.Loader):
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         module = importlib.import_module(self._new)
         self._own_spec = module.__spec__
+        package, _, name = spec.name.rpartition(".")
+        parent = sys.modules[package]
+        if not isinstance(vars(parent).get(name, module), ModuleType):
+            parent.__class__ = _KeepsFunctions
         return module
 
     def exec_module(self, module: ModuleType) -> None:
@@ -83,6 +87,19 @@ class _SameModule(importlib.abc.Loader):
         for name, place in RENAMED.get(self._old, {}).items():
             home, now = f"equipoise.{place}".rsplit(".", 1)
             setattr(module, name, getattr(importlib.import_module(home), now))
+
+
+class _KeepsFunctions(ModuleType):
+    """A package whose functions stay when a module of the same name is imported by its old name.
+
+    The import system puts every imported module on its package: after `import
+    equipoise.assignment.solve`, `equipoise.optimum.solve` would be that module, not the function.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        held = vars(self).get(name, value)
+        if isinstance(held, ModuleType) or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
 
 
 class _MovedFinder(importlib.abc.MetaPathFinder):

@@ -19,6 +19,19 @@ def test_the_old_name_is_the_same_module(old):
     assert found.__spec__.name == new.__name__ == f"equipoise.{MOVED[old]}"
 
 
+def test_functions_are_not_replaced_by_modules_of_their_name():
+    lines = [
+        "import equipoise.assignment.solve, equipoise.assignment.evaluate, equipoise.theorems.band",
+        "import equipoise, equipoise.optimum, numpy",
+        "assert equipoise.optimum.solve is equipoise.solve",
+        "assert equipoise.solve(numpy.eye(4), top_k=1).value == 4",
+        "assert equipoise.evaluate(numpy.eye(4), 1, numpy.zeros(4)).value == 4",
+        "assert equipoise.assignment.solve is equipoise.solve",
+    ]
+    command = [sys.executable, "-W", "ignore::FutureWarning", "-c", "\n".join(lines)]
+    subprocess.run(command, check=True)
+
+
 def test_new_names_are_silent():
     new = "import equipoise, equipoise.optimum.solve, equipoise.attach.lightning"
     subprocess.run([sys.executable, "-W", "error::FutureWarning", "-c", new], check=True)
