@@ -9,7 +9,7 @@ import time
 import pytest
 
 from equipoise.experiments.compare import compare, plan_runs, recording_settings, write_table
-from equipoise.experiments.processes import jobs, locks
+from equipoise.experiments.processes import jobs
 from equipoise.experiments.schemes import SCHEMES, choose_schemes, configure_run
 from equipoise.results.comparison.rows import comparison_results
 from equipoise.results.comparison.rows_file import gather_rows, read_rows
@@ -116,24 +116,13 @@ def test_processes_fail_alone_and_are_recorded(tmp_path, settings):
     assert planned[1].finished
 
 
-def test_a_folder_has_one_owner(tmp_path):
-    with (
-        locks.lock_folder(tmp_path),
-        pytest.raises(ValueError, match="another process is at work"),
-        locks.lock_folder(tmp_path),
-    ):
-        pass
-    with locks.lock_folder(tmp_path):
-        pass  # it was let go
-
-
 def test_tuned_rates_are_used():
     for scheme in SCHEMES:
         assert configure_run(scheme, "tiny").update_rate == scheme.update_rate("tiny")
         assert configure_run(scheme, "small").update_rate == scheme.paper_update_rate
 
 
-def test_wrong_names_are_told():
+def test_wrong_names_are_reported():
     with pytest.raises(ValueError, match="did you mean 'deepseek'"):
         choose_schemes(["deepsek"])
 
@@ -144,7 +133,7 @@ def test_large_batches_are_not_kept_whole():
 
 
 @pytest.mark.slow
-def test_stopped_runs_go_on(tmp_path, settings):
+def test_stopped_runs_continue(tmp_path, settings):
     planned = plan_runs(tmp_path, "tiny", ["none"], 1, {**settings, "steps": 2000})
     written = planned[0].folder / "metrics.jsonl"
 

@@ -104,7 +104,7 @@ def test_mistakes_are_explained(changes, message):
         (b"preset:", "no preset 'None'"),
     ],
 )
-def test_files_that_are_no_configs_are_told(tmp_path, content, message):
+def test_files_that_are_no_configs_are_reported(tmp_path, content, message):
     path = tmp_path / "config.yaml"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message):

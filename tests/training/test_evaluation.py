@@ -121,7 +121,7 @@ def test_idle_shares_come_together(rows):
     assert combine_idle_shares([None]) is None
 
 
-def test_a_training_is_told_in_parts():
+def test_a_training_is_reported_in_parts():
     steps = [{"imbalance": float(n), "idle_share": 0.5 if n < 20 else 0.0} for n in range(100)]
     found = summarise_training(steps)
     assert found["training_imbalance"] == pytest.approx(49.5)

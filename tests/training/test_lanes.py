@@ -177,7 +177,7 @@ def test_threads_are_shared_out_and_ours_stay(micro, four_threads):
     assert torch.get_num_threads() == 4
 
 
-def test_an_error_in_a_lane_is_told_when_all_have_ended(micro):
+def test_an_error_in_a_lane_is_reported_when_all_have_ended(micro):
     lanes = trainer(micro(), lanes=2).lanes
     ended = []
 

@@ -190,7 +190,7 @@ def test_elsewhere_it_is_quiet(micro, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_tensorboard_is_told(micro, monkeypatch):
+def test_tensorboard_is_reported(micro, monkeypatch):
     """With a stand-in for its writer: the package is optional."""
     written = []
 

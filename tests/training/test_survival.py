@@ -110,7 +110,7 @@ def test_a_finished_run_is_not_run_again(micro, monkeypatch):
     assert train(again(config)) == result
 
 
-def test_a_finished_run_of_another_config_is_told(micro):
+def test_a_finished_run_of_another_config_is_reported(micro):
     config = micro(steps=2)
     train(config)
     with pytest.raises(ValueError, match=r"another config:\n  steps: 2 there, 4 here"):
@@ -289,7 +289,7 @@ def test_other_configs_are_refused_before_the_first_checkpoint_too(micro, monkey
         train(again(config, balancer="quantile"))
 
 
-def test_too_little_to_validate_on_is_told_at_once(micro, tmp_path):
+def test_too_little_to_validate_on_is_reported_at_once(micro, tmp_path):
     (tmp_path / "text.txt").write_text("many words to read \n" * 200 + "end\n" * 10)
     config = micro(data=str(tmp_path / "text.txt"), model={"sequence_length": 64})
     with pytest.raises(
@@ -312,7 +312,7 @@ def test_other_corpora_are_refused(micro, tmp_path):
         train(again(config))
 
 
-def test_damaged_checkpoints_are_told(micro):
+def test_damaged_checkpoints_are_reported(micro):
     config = micro(steps=4)
     train(config)
     (Path(config.out) / "result.json").unlink()
@@ -337,7 +337,7 @@ def test_damaged_checkpoints_are_told(micro):
     ("device", "message"),
     [("gpu", "'gpu' cannot be used"), ("meta", "holds no numbers"), ("cuda", "no CUDA device")],
 )
-def test_devices_that_are_none_are_told(micro, device, message):
+def test_devices_that_are_none_are_reported(micro, device, message):
     if device == "cuda" and torch.cuda.is_available():
         pytest.skip("there is one")
     with pytest.raises(ValueError, match=message):
@@ -360,7 +360,7 @@ def test_nothing_is_pickled(micro):
             json.loads(path.read_text())
 
 
-def test_a_checkpoint_from_before_there_was_settling_goes_on(micro, tmp_path, monkeypatch):
+def test_a_checkpoint_from_before_there_was_settling_continues(micro, tmp_path, monkeypatch):
     from safetensors.torch import save_file
 
     whole, config = (

@@ -37,7 +37,7 @@ class Validation(NamedTuple):
     imbalance_error: float | None
     """standard error of the layers' mean imbalance; None where there is one sequence only"""
     floor: float | None
-    """what chance alone leaves, mean over layers; None likewise"""
+    """what chance alone leaves, mean over layers; None where there is one sequence only"""
     sequences: int
     """how many windows"""
 

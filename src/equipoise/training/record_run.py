@@ -57,7 +57,7 @@ def record_run(
     config, net = opened.config, opened.model
     size = config.batch_size if batch_size is None else batch_size
     texts = Batches(
-        _tokens(opened.corpus, config, data), config.model.sequence_length, size, config.seed
+        _read_tokens(opened.corpus, config, data), config.model.sequence_length, size, config.seed
     )
     batches = min(batches, _whole_batches(texts))
     about = TraceAbout(
@@ -73,7 +73,7 @@ def record_run(
             with watch_scores(net) as scores:
                 net(texts[number][0])
             for name in names:
-                _append(writer, net, number, name, scores[name])
+                _append_scores(writer, net, number, name, scores[name])
             on_batch()
     return Trace.open(out)
 
@@ -84,13 +84,12 @@ def _whole_batches(texts: Batches) -> int:
     if found < 1:
         raise ValueError(
             f"the text has {texts.windows} sequences of {texts.sequence_length} tokens, too few "
-            "for a batch of "
-            f"{texts.batch_size}: take more text, or a smaller batch"
+            f"for a batch of {texts.batch_size}: take more text, or a smaller batch"
         )
     return found
 
 
-def _tokens(own: Corpus, config: Config, data: str | None) -> np.ndarray:
+def _read_tokens(own: Corpus, config: Config, data: str | None) -> np.ndarray:
     """The training's own texts, or others in its tokens."""
     if data is None:
         return own.train
@@ -99,7 +98,10 @@ def _tokens(own: Corpus, config: Config, data: str | None) -> np.ndarray:
     ).train
 
 
-def _append(writer: TraceWriter, net: DeepSeekMoE, step: int, name: str, scores: Tensor) -> None:
+def _append_scores(
+    writer: TraceWriter, net: DeepSeekMoE, step: int, name: str, scores: Tensor
+) -> None:
+    """One layer's scores (T, E) of a batch, and the loads that the run's shift makes of them."""
     rule = net.moe_layers[name].router.balancer
     shift = rule.shift_or_zeros.cpu()
     loads = route(scores, rule.top_k, choose_by=scores + shift, runner_up=False).loads

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+FlatSettings = dict[str, Any]
+"""{"steps": 300, "model.top_k": 2}: settings by name, those of the model behind a dot"""
 MAY_CHANGE = {
     "out", "resume", "checkpoint_every", "keep_checkpoints", "rank_timeout", "lanes", "parallel",
 }  # fmt: skip

@@ -8,7 +8,7 @@ One step, over M micro-batches and R ranks:
     tallies: added over micro-batches, summed over ranks in one collective
     balancer.update(tally) in every MoE layer, after the optimizer's step and once
 
-With look-ahead the update's tally is taken anew, from kept router inputs under the new weights.
+With look-ahead the update's tally is taken again, from kept router inputs under the new weights.
 """
 
 from __future__ import annotations
@@ -77,7 +77,13 @@ class TrainingStep:
 
 
 class Trainer:
-    """See the top of the file."""
+    """See the top of the file.
+
+    Args:
+        config: how to train.
+        corpus: its tokens.
+        world: this rank among the others, and its device.
+    """
 
     def __init__(self, config: Config, corpus: Corpus, world: World) -> None:
         self.config, self.world, self.corpus = config, world, corpus

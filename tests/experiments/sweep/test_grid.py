@@ -79,12 +79,12 @@ def test_blocks_add_up(written, tmp_path):
         ("base: 7\naxes: {seed: [0]}", "`base:` must hold lines"),
     ],
 )
-def test_mistakes_are_told(written, tmp_path, text, message):
+def test_mistakes_are_reported(written, tmp_path, text, message):
     with pytest.raises((ValueError, TypeError), match=message):
         read_grid(written(text)).trials(tmp_path)
 
 
-def test_files_that_are_no_grids_are_told(tmp_path):
+def test_files_that_are_no_grids_are_reported(tmp_path):
     with pytest.raises(
         ValueError, match="neither a file, nor one of the built-in ones, paper, paper-tiny, demo"
     ):

@@ -141,8 +141,8 @@ def test_two_sweeps_share_the_work(tmp_path):
     assert tables[0]["rows"][0]["finished"] == 8
 
 
-def test_what_somebody_else_has_is_left_to_him(tmp_path):
-    """And taken over when he is gone."""
+def test_trials_of_another_process_are_left_to_it(tmp_path):
+    """And taken over when it has ended."""
     sweep(grid(seed=[1]), tmp_path)
     (tmp_path / "trials/seed=0").mkdir()
     lock = locks.take_lock(tmp_path / "trials/seed=0" / locks.RUN_LOCK)
@@ -153,7 +153,7 @@ def test_what_somebody_else_has_is_left_to_him(tmp_path):
     assert begun(tmp_path) == {"seed=0": 1, "seed=1": 1}
 
 
-def test_stopped_it_goes_on(tmp_path):
+def test_stopped_it_continues(tmp_path):
     def stop():
         while not begun(tmp_path).get("seed=60"):
             time.sleep(0.05)
@@ -200,7 +200,7 @@ def wait_for(true, seconds=300):
         time.sleep(0.05)
 
 
-def test_wrong_engines_are_told(tmp_path):
+def test_wrong_engines_are_reported(tmp_path):
     for options, message in (
         ({"engine": "spark"}, "no engine 'spark': there are local and ray"),
         ({"workers": 0}, "at least one trial at once"),
@@ -217,13 +217,3 @@ def test_without_ray_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'equipoise\[ray\]'"):
         sweep(grid(seed=[0]), tmp_path, engine="ray")
-
-
-def test_a_trial_is_no_part_of_our_torchrun():
-    threads = {"OMP_NUM_THREADS": "2", "NUMBA_NUM_THREADS": "2"}
-    assert attempt.training_environment({"RANK": "3", "HOME": "/"}, 2) == {"HOME": "/", **threads}
-
-
-def test_what_the_user_says_of_threads_stands():
-    asked = {"OMP_NUM_THREADS": "3", "NUMBA_NUM_THREADS": "1"}
-    assert attempt.training_environment(asked, 2) == asked

@@ -1,4 +1,5 @@
-"""attempt: one training brought to its end by whoever holds its lock. Both engines use this.
+"""attempt: one training brought to its end by the process that holds its lock. Both engines use
+this.
 
 A trial begins when a process takes the lock in its folder; a process that does not get the lock
 leaves the trial to the one that has it. The training is a process of its own (torchrun, if it needs
@@ -33,7 +34,7 @@ from equipoise.results.run import FAILURE_FILE, load_failure
 from equipoise.storage.atomic import write_text
 from equipoise.training.config import write_yaml
 
-TrialOutcome = Literal["finished", "failed", "busy"]
+AttemptOutcome = Literal["finished", "failed", "busy"]
 """busy: another process has its lock"""
 MAX_TRIES = 3
 PROCESS_POLL_SECONDS = 0.25
@@ -55,7 +56,7 @@ class AttemptOptions:
     """
 
 
-def outcome_of(job: Job) -> TrialOutcome | None:
+def outcome_of(job: Job) -> AttemptOutcome | None:
     """How the job ended, as its folder shows; None if it has not."""
     if job.finished:
         return "finished"
@@ -73,7 +74,7 @@ def clear_failures(jobs: Iterable[Job]) -> None:
             os.close(lock)
 
 
-def begin_attempt(job: Job, options: AttemptOptions) -> Attempt | TrialOutcome:
+def begin_attempt(job: Job, options: AttemptOptions) -> Attempt | AttemptOutcome:
     """Start the trial, or say why not: it has ended, or another process is at it."""
     if outcome := outcome_of(job):
         return outcome
@@ -101,7 +102,7 @@ class Attempt:
             os.close(lock)
             raise
 
-    def poll(self) -> TrialOutcome | None:
+    def poll(self) -> AttemptOutcome | None:
         """How it ended, or None while it has not. A training that was killed is started again."""
         if self.lock is None:
             return self._retake_lock()
@@ -119,7 +120,7 @@ class Attempt:
         self.stop()
         return outcome
 
-    def wait(self) -> TrialOutcome:
+    def wait(self) -> AttemptOutcome:
         while (outcome := self.poll()) is None:
             time.sleep(PROCESS_POLL_SECONDS)
         return outcome
@@ -140,7 +141,7 @@ class Attempt:
             os.close(self.lock)
             self.lock = None
 
-    def _retake_lock(self) -> TrialOutcome | None:
+    def _retake_lock(self) -> AttemptOutcome | None:
         """After the guard was killed: once the training has left, start it again."""
         self.lock = take_lock(self.job.folder / RUN_LOCK)
         if self.lock is None:
@@ -168,7 +169,7 @@ class Attempt:
                 start_new_session=guard.POSIX,
             )
 
-    def _conclude(self, code: int) -> TrialOutcome:
+    def _conclude(self, code: int) -> AttemptOutcome:
         if self.job.finished:
             if not self.options.keep_checkpoints:
                 shutil.rmtree(self.job.folder / "checkpoints", ignore_errors=True)

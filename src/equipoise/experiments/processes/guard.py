@@ -1,13 +1,13 @@
-"""guard: runs a command that must not outlive whoever asked for it.
+"""guard: runs a command that must not outlive the process that asked for it.
 
     python guard.py LOCK COMMAND ...        LOCK: a descriptor the command inherits
 
-Whoever starts the guard holds the other end of its standard input. When that closes, on purpose or
-because the holder was killed, the command is asked to stop (SIGTERM: a training then writes a
-checkpoint), and killed if it takes too long. So a killed Ray worker, or a killed sweep, leaves no
-training behind that nobody waits for. If the guard itself is killed, as Ray does with the children
-of a worker that it ends, the kernel asks the command to stop (on Linux only). The exit code is the
-command's; 128 + N if signal N ended it.
+The process that starts the guard holds the other end of its standard input. When that closes, on
+purpose or because the holder was killed, the command is asked to stop (SIGTERM: a training then
+writes a checkpoint), and killed if it takes too long. So a killed Ray worker, or a killed sweep,
+leaves no training behind that nobody waits for. If the guard itself is killed, as Ray does with the
+children of a worker that it ends, the kernel asks the command to stop (on Linux only). The exit
+code is the command's; 128 + N if signal N ended it.
 
 This file is run by its path and imports nothing of equipoise: it must start at once and cost
 nothing.

@@ -25,7 +25,7 @@ from equipoise.experiments.processes.attempt import (
     MAX_TRIES,
     Attempt,
     AttemptOptions,
-    TrialOutcome,
+    AttemptOutcome,
     begin_attempt,
     outcome_of,
 )
@@ -136,7 +136,7 @@ class _RayTasks:
             else:
                 self.display.ended(job.name, job.folder)
 
-    def _outcome(self, task: Any, job: Job) -> TrialOutcome:
+    def _outcome(self, task: Any, job: Job) -> AttemptOutcome:
         try:
             outcome = self.ray.get(task)
         except self.ray.exceptions.RayError as error:
@@ -189,7 +189,7 @@ def connect_to_cluster(ray: ModuleType, address: str | None) -> None:
         ) from None
 
 
-def attempt_on_worker(job: Job, options: AttemptOptions, folder: str) -> TrialOutcome:
+def attempt_on_worker(job: Job, options: AttemptOptions, folder: str) -> AttemptOutcome:
     """What a Ray worker does. `folder`: what relative paths of the grid are relative to."""
     if not Path(folder).is_dir():
         raise ValueError(f"{platform.node()} has no folder {folder}: all machines must share it")

@@ -29,6 +29,7 @@ from equipoise.results.columns import setting_column
 from equipoise.storage.optional import import_optional
 from equipoise.storage.suggestions import did_you_mean
 from equipoise.training.config import Config, preset
+from equipoise.training.settings import FlatSettings
 
 BUILT_IN_GRIDS = ("paper", "paper-tiny", "demo")
 SELF_EXPLAINING = ("balancer", "balancer_options.scope")
@@ -43,7 +44,7 @@ MAX_NAME_LENGTH = 100
 class Trial:
     """One point of the grid."""
 
-    settings: dict[str, Any]
+    settings: FlatSettings
     """the axes' values, as the config has them"""
     job: Job
 
@@ -57,7 +58,7 @@ class Grid:
     """Settings that all trials have, and blocks of axes."""
 
     name: str
-    base: dict[str, Any]
+    base: FlatSettings
     blocks: list[dict[str, list[Any]]]
 
     @property
@@ -78,7 +79,7 @@ class Grid:
                 found[trial.name] = trial
         return list(found.values())
 
-    def _trial(self, point: dict[str, Any], folder: Path) -> Trial:
+    def _trial(self, point: FlatSettings, folder: Path) -> Trial:
         config = _trial_config({**TRIAL_DEFAULTS, **self.base, **point})
         settings = {key: _setting_value(config, key) for key in point}
         name = trial_name(settings)
@@ -124,7 +125,7 @@ def _grid_text(path: str | Path) -> tuple[str, str]:
         raise ValueError(f"{path} is not YAML: it is no text") from None
 
 
-def _read_section(section: Any, path: str | Path, name: str) -> dict[str, Any]:
+def _read_section(section: Any, path: str | Path, name: str) -> FlatSettings:
     if not isinstance(section, Mapping):
         raise ValueError(
             f"{path}: `{name}:` must hold lines of the form 'setting: value', not {section!r}"
@@ -132,11 +133,11 @@ def _read_section(section: Any, path: str | Path, name: str) -> dict[str, Any]:
     return _flatten_section(section)
 
 
-def _flatten_section(section: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten_section(section: Mapping[Any, Any], prefix: str = "") -> FlatSettings:
     """{"model": {"top_k": 2}} as {"model.top_k": 2}; balancer_options stay together, they have
     names of their own.
     """
-    found: dict[str, Any] = {}
+    found: FlatSettings = {}
     for key, value in section.items():
         if isinstance(value, Mapping) and key != "balancer_options":
             found |= _flatten_section(value, f"{prefix}{key}.")
@@ -145,7 +146,7 @@ def _flatten_section(section: Mapping[Any, Any], prefix: str = "") -> dict[str, 
     return found
 
 
-def _check_axes(path: str | Path, base: dict[str, Any], blocks: list[dict[str, Any]]) -> None:
+def _check_axes(path: str | Path, base: FlatSettings, blocks: list[FlatSettings]) -> None:
     if not blocks or any(not block for block in blocks):
         raise ValueError(f"{path}: `axes:` is empty, so there is nothing to search")
     for key in (*base, *(key for block in blocks for key in block)):

@@ -8,8 +8,8 @@ results/
 
 Killed and started again it continues. Finished trials are not repeated, failed ones only if asked.
 Several sweeps of the same grid may work in the folder at once, on one machine or several: each
-trial is made by whoever holds its lock (locks.py). A grid may grow: values added to its axes are
-new trials in the same folder. Any other grid is refused.
+trial is made by the process that holds its lock (processes/locks.py). A grid may grow: values added
+to its axes are new trials in the same folder. Any other grid is refused.
 """
 
 from __future__ import annotations
@@ -40,7 +40,12 @@ from equipoise.results.sweep import (
 from equipoise.storage.atomic import write_json
 from equipoise.storage.renamed import accept_old_argument
 from equipoise.training.data.corpus import prepare_corpus
-from equipoise.training.settings import MAY_CHANGE, describe_differences, refuse_other_settings
+from equipoise.training.settings import (
+    MAY_CHANGE,
+    FlatSettings,
+    describe_differences,
+    refuse_other_settings,
+)
 
 ENGINES = ("local", "ray")
 FOLDER_LOCK = ".sweep-lock"
@@ -218,9 +223,9 @@ def write_ranking(folder: Path) -> SweepTable:
     return found
 
 
-def _flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten_config(config: Mapping[str, Any], prefix: str = "") -> FlatSettings:
     """{"model": {"top_k": 2}} as {"model.top_k": 2}, without what may change."""
-    found: dict[str, Any] = {}
+    found: FlatSettings = {}
     for key, value in config.items():
         if isinstance(value, Mapping):
             found |= _flatten_config(value, f"{prefix}{key}.")

@@ -58,7 +58,7 @@ def prepare_corpus(
     Args:
         data: "docstrings", "wikitext-103", or a text file or folder of them.
         vocab_size: how many entries the model has. A tokenizer trained here gets as many; one
-            brought along may have fewer.
+            made elsewhere may have fewer.
         tokenizer: "bpe" (trained on the training texts), "gpt2", or a file or folder; "auto" is
             gpt2 for wikitext-103 and bpe otherwise.
         report: called with what is being done, where that takes long.

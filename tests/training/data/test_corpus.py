@@ -134,7 +134,7 @@ def test_gpt2s_files_are_read(tmp_path):
     assert coder.encode("ab c").tokens == ["ab", "Ġ", "c"]
 
 
-def test_damage_is_told(tmp_path):
+def test_damage_is_reported(tmp_path):
     corpus = prepare_corpus(write(tmp_path / "a", one="x " * 99, two="y " * 99), vocab_size=300)
     path = corpus.folder / "train.bin"
     path.write_bytes(path.read_bytes()[:-2])
@@ -239,7 +239,7 @@ def test_wikitext_is_cut_into_articles(monkeypatch):
     assert documents[0][1] == " = One = \n text\n = = Part = = \n"
 
 
-def test_without_a_network_the_remedy_is_told(monkeypatch):
+def test_without_a_network_the_remedy_is_reported(monkeypatch):
     def offline(*_):
         raise ConnectionError("no route")
 
