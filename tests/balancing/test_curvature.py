@@ -16,7 +16,7 @@ from equipoise.arena.streams import catalogue
 from equipoise.arena.streams.drifting import DriftingLogits
 from equipoise.arena.streams.stream import sampling_floor
 from equipoise.balancing.mathematics.gains import step_gains
-from equipoise.balancing.mathematics.newton import newton_direction
+from equipoise.balancing.mathematics.newton import graph_newton_step
 from equipoise.balancing.shift.curvature import CurvatureMove, count_pairs
 from equipoise.balancing.shift.flips import FlipMove, default_stride
 from equipoise.routing import route
@@ -87,7 +87,7 @@ def test_newton_solves_the_laplacian():
     gap = torch.tensor([1.0, -2.0, 0.5, 0.5, 1.0, -1.0], dtype=torch.float64)
     expected = torch.linalg.pinv(torch.diag(graph.sum(1)) - graph) @ gap
     torch.testing.assert_close(
-        newton_direction(move._state(), gap, torch.ones(6, dtype=torch.float64)),
+        graph_newton_step(move._state(), gap, torch.ones(6, dtype=torch.float64)),
         expected,
         rtol=1e-4,
         atol=1e-6,
@@ -103,7 +103,7 @@ def test_two_components_are_bridged():
     move.graph[0, 1] = move.graph[1, 0] = move.graph[2, 3] = move.graph[3, 2] = 1.0
     move.batches.fill_(1.0)
     move.seen.fill_(100.0)
-    step = newton_direction(
+    step = graph_newton_step(
         move._state(),
         torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64),
         torch.ones(4, dtype=torch.float64),

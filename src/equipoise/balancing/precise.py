@@ -28,7 +28,7 @@ class Precise(nn.Module):
 
     def _load_from_state_dict(
         self,
-        state_dict: dict[str, Any],
+        state_dict: dict[str, Tensor],
         prefix: str,
         local_metadata: Any,
         strict: bool,

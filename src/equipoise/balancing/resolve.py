@@ -80,6 +80,7 @@ def resolve_balancer(
 
 
 def _call_factory(factory: BalancerFactory, num_experts: int, top_k: int) -> Balancer:
+    """What the function makes, if it is a function and makes a Balancer."""
     if not callable(factory):
         raise TypeError(
             "a balancer is given by its name, as a Balancer, or as a function (num_experts, "

@@ -49,6 +49,7 @@ class Target(Precise):
 
 
 def _check_weights(weights: Tensor, num_experts: int, top_k: int) -> None:
+    """Refuse weights that no loads can follow: an expert has each token at most once."""
     if weights.shape != (num_experts,):
         raise ValueError(
             f"target has {weights.numel()} weights, but there are {num_experts} experts"

@@ -27,6 +27,7 @@ _MODES = ("auto", "always", "never")
 
 
 def _valid_mode(mode: str, source: str) -> str:
+    """The same mode, if there is one of this name."""
     if mode not in _MODES:
         raise ValueError(f"{source} must be one of {', '.join(map(repr, _MODES))}, not {mode!r}")
     return mode
@@ -65,6 +66,7 @@ def is_readable(tensor: Tensor) -> bool:
 
 
 def scores_are_checked(scores: Tensor) -> bool:
+    """Whether the mode asks for a check of these scores, and one is possible."""
     if _mode == "never" or torch.compiler.is_compiling() or scores.is_meta:
         return False
     return _mode == "always" or scores.device.type == "cpu"
@@ -141,5 +143,6 @@ def number_if_readable(number: Tensor) -> str:
 
 
 def _first_place(bad: Tensor) -> str:
+    """Where the first true value stands, in words."""
     place = tuple(int(i) for i in bad.nonzero()[0])
     return f"(token {place[0]}, expert {place[1]})" if len(place) == 2 else str(place)

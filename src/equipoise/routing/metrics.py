@@ -71,6 +71,7 @@ def idle_share(loads: Tensor | Sequence[Any], devices: int | Sequence[int]) -> T
 
 
 def _relative_loads(loads: Tensor, target: Tensor | Sequence[float] | None) -> Tensor:
+    """r (..., E) float64: each load over its target load."""
     weights = torch.ones(loads.shape[-1], dtype=torch.float64, device=loads.device)
     if target is not None:
         weights = torch.as_tensor(target, dtype=torch.float64, device=loads.device)
@@ -85,6 +86,7 @@ def _relative_loads(loads: Tensor, target: Tensor | Sequence[float] | None) -> T
 
 
 def _device_loads(loads: Tensor, devices: int | Sequence[int]) -> Tensor:
+    """(M, devices): tokens of each device, from loads (M, E)."""
     num_experts = loads.shape[1]
     if isinstance(devices, int):
         if devices < 1 or num_experts % devices:

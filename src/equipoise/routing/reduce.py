@@ -70,6 +70,7 @@ def reduce(
 
 
 def _all_reduce(flats: list[Tensor], group: dist.ProcessGroup | None) -> list[Tensor]:
+    """Flat counts of all layers, summed over the ranks in one message."""
     devices = {flat.device for flat in flats}
     if len(devices) > 1:
         raise ValueError(
@@ -93,6 +94,7 @@ def _all_reduce(flats: list[Tensor], group: dist.ProcessGroup | None) -> list[Te
 
 
 def _to_wire(tally: Tally, forwards: bool) -> Tensor:
+    """A tally as one flat tensor: step, its square, loads, parts by name, forwards."""
     step = (tally.step % _STEPS_APART).reshape(1)
     pieces = [
         step,
@@ -106,6 +108,7 @@ def _to_wire(tally: Tally, forwards: bool) -> Tensor:
 def _from_wire(
     tally: Tally, flat: Tensor, forwards: bool, group: dist.ProcessGroup | None
 ) -> Tally:
+    """The tally of a flat sum; refused if the ranks were at different steps."""
     names = sorted(tally.parts)
     sizes = [1, 1, tally.loads.numel(), *(tally.parts[name].numel() for name in names)]
     steps, squares, loads, *rest = flat.split(
@@ -129,6 +132,7 @@ def _from_wire(
 
 
 def _as_list(tallies: Tally | Mapping[str, Tally] | Sequence[Tally]) -> Sequence[Tally]:
+    """The tallies, in order."""
     if isinstance(tallies, Tally):
         return [tallies]
     return list(tallies.values()) if isinstance(tallies, Mapping) else tallies
@@ -137,6 +141,7 @@ def _as_list(tallies: Tally | Mapping[str, Tally] | Sequence[Tally]) -> Sequence
 def _in_form_of(
     question: Tally | Mapping[str, Tally] | Sequence[Tally], answer: list[Tally]
 ) -> Tally | dict[str, Tally] | list[Tally]:
+    """The answer as a tally, a dict or a list, like what was given."""
     if isinstance(question, Tally):
         return answer[0]
     return dict(zip(question, answer, strict=True)) if isinstance(question, Mapping) else answer

@@ -118,7 +118,7 @@ def route(
         (ranked, None, None) if groups is None else _limit_to_groups(ranked, groups)
     )
 
-    choice = _choose_top_k(open_to_choice, top_k, runner_up)
+    choice = _rank_choices(open_to_choice, top_k, runner_up)
     experts = choice.experts
     if scores_are_checked(scores):
         require_finite(scores.detach(), "scores")
@@ -132,13 +132,15 @@ def route(
         gates = gates / gates.sum(-1, keepdim=True).clamp_min(torch.finfo(gates.dtype).tiny)
     if scale != 1.0:
         gates = gates * scale
-    loads = _count_loads(experts, scores.shape[1], mask)
+    loads = _tokens_per_expert(experts, scores.shape[1], mask)
     return Routing(
         experts, gates, loads, choice.runner_up, choice.margin, mask, allowed, group_margin
     )
 
 
 class _Choice(NamedTuple):
+    """What one top-K found."""
+
     experts: Tensor
     first: Tensor
     """(T,): the highest value"""
@@ -148,7 +150,7 @@ class _Choice(NamedTuple):
     margin: Tensor | None
 
 
-def _choose_top_k(ranked: Tensor, top_k: int, runner_up: bool) -> _Choice:
+def _rank_choices(ranked: Tensor, top_k: int, runner_up: bool) -> _Choice:
     """One top-K, or one top-(K+1) where the runner-up is wanted."""
     num_experts = ranked.shape[1]
     values, order = ranked.topk(min(top_k + runner_up, num_experts), dim=1)
@@ -179,7 +181,7 @@ def _limit_to_groups(ranked: Tensor, groups: Groups) -> tuple[Tensor, Tensor, Te
     return by_group.masked_fill(~allowed.unsqueeze(2), -torch.inf).flatten(1), allowed, margin
 
 
-def _count_loads(experts: Tensor, num_experts: int, mask: Tensor | None) -> Tensor:
+def _tokens_per_expert(experts: Tensor, num_experts: int, mask: Tensor | None) -> Tensor:
     """Tokens per expert, exactly, and without making a GPU wait as torch.bincount does."""
     chosen = experts.flatten()
     counted = (
@@ -195,6 +197,7 @@ def _count_loads(experts: Tensor, num_experts: int, mask: Tensor | None) -> Tens
 def check_shapes(
     scores: Tensor, top_k: int, choose_by: Tensor | None, groups: Groups | None, mask: Tensor | None
 ) -> None:
+    """Refuse shapes, dtypes and sizes that cannot be routed; looks at no value."""
     if scores.dim() < 2 or not scores.is_floating_point():
         raise ValueError(
             f"scores must be floating point of shape (..., experts), not {_describe_tensor(scores)}"
@@ -218,6 +221,7 @@ def check_shapes(
 
 
 def _check_groups(groups: Groups, num_experts: int, top_k: int) -> None:
+    """Refuse groups that experts do not divide into, or that hold too few experts."""
     if groups.number < 1 or num_experts % groups.number:
         raise ValueError(f"{num_experts} experts do not divide into {groups.number} equal groups")
     if not 1 <= groups.keep <= groups.number:
@@ -231,6 +235,7 @@ def _check_groups(groups: Groups, num_experts: int, top_k: int) -> None:
 
 
 def _check_mask(mask: Tensor, scores: Tensor) -> None:
+    """Refuse a mask that is not bool, or not of the tokens' shape."""
     if mask.dtype != torch.bool:
         raise TypeError(
             f"mask must be bool, True where a token is padding, not {mask.dtype}. An "
@@ -244,4 +249,5 @@ def _check_mask(mask: Tensor, scores: Tensor) -> None:
 
 
 def _describe_tensor(tensor: Tensor) -> str:
+    """dtype and shape in words."""
     return f"{tensor.dtype} of shape {tuple(tensor.shape)}"

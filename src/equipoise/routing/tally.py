@@ -78,5 +78,6 @@ class Tally:
 
 
 def _part_shapes(tally: Tally) -> dict[str, tuple[int, ...]]:
+    """The shape of everything that is counted, by name."""
     named = {"loads": tally.loads, **tally.parts}
     return {name: tuple(part.shape) for name, part in named.items()}

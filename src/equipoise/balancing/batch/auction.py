@@ -253,6 +253,7 @@ class _Market:
 
 
 def _walk_back(last: int, before: list[int]) -> list[int]:
+    """The chain of experts that ends at `last`, by each one's predecessor; -1 has none."""
     chain = [last]
     while before[chain[-1]] >= 0:
         chain.append(before[chain[-1]])

@@ -91,4 +91,5 @@ class ExpertChoice(BatchSolver):
 
 
 def _most_taken(taken: Tensor) -> int:
+    """M, the most experts that any token got; at least 1. Waits for the device."""
     return max(1, int(taken.sum(1).amax())) if len(taken) else 1

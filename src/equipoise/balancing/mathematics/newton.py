@@ -64,7 +64,7 @@ def curvature_step(state: CurvatureState, evidence: BatchEvidence) -> tuple[Tens
     near_gap = gap_among_near(far, gap)
     from_top = counts_from_top(evidence.flips)
     slope = slope_at_target(from_top, evidence.flip_want, state.width)
-    newton = newton_direction(state, near_gap, slope)
+    newton = graph_newton_step(state, near_gap, slope)
     state = next_gain(state, near_gap, newton, size)
     state, surprise = surprise_gain(state, near_gap, noise, far)
     state, gains = step_gains(state, surprise, size, far)
@@ -124,7 +124,7 @@ def _degrees(state: CurvatureState) -> Tensor:
     return state.graph.double().sum(1) / state.batches
 
 
-def newton_direction(state: CurvatureState, gap: Tensor, slope: Tensor) -> Tensor:
+def graph_newton_step(state: CurvatureState, gap: Tensor, slope: Tensor) -> Tensor:
     """Solve Laplacian(w) d = gap.
 
     Few hesitating tokens leave a ragged, perhaps disconnected graph. So each edge is mixed with

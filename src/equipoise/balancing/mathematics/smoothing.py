@@ -65,6 +65,7 @@ def smoothing_gain(moved_short: Tensor, moved_long: Tensor) -> Tensor:
 
 
 def _start_unless(known: Tensor, state: SmoothingState, shift: Tensor) -> SmoothingState:
+    """The state as it is where `known`; else a new one that starts at `shift` (E,)."""
     return SmoothingState(
         torch.where(known, state.recent, shift),
         torch.where(known, state.settled, shift),
@@ -75,6 +76,7 @@ def _start_unless(known: Tensor, state: SmoothingState, shift: Tensor) -> Smooth
 
 
 def _next_movement(moved: Tensor, move: Tensor, moves: Tensor, enough: Tensor) -> Tensor:
+    """V(n) with one more move (E,) over n updates; as it was if nothing moves."""
     square = move.double().square().mean()
     added = _MEMORY * moved + torch.where(enough, square, 0.0)
     return torch.where(moves, added, moved).to(moved.dtype)

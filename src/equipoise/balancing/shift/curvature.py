@@ -86,7 +86,7 @@ class CurvatureMove(Direction):
         for name, value in _later_buffers(num_experts).items():
             self.register_buffer(name, value)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
         """States of before 2026-11-18 have only the last residual for a trail, and neither doubt
         nor usual_tokens.
         """

@@ -139,12 +139,14 @@ class AdaGrad(_Remembering):
 
 
 def _check_positive(value: float, name: str) -> float:
+    """The same value, if it is above 0."""
     if not value > 0:
         raise ValueError(f"{name} must be positive, not {value}")
     return value
 
 
 def _check_fraction(value: float, name: str) -> float:
+    """The same value, if it is in [0, 1)."""
     if not 0 <= value < 1:
         raise ValueError(f"{name} must be in [0, 1), not {value}")
     return value

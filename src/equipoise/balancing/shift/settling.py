@@ -62,7 +62,7 @@ class Settling(Precise):
         for name, value in smooth_shift(state, before, after)._asdict().items():
             getattr(self, name).copy_(value)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
         """A state saved before there was settling has none of these: it starts at the next
         update.
         """

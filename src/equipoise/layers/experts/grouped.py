@@ -21,6 +21,7 @@ def grouped_experts(
     down: Tensor,
     onto: Tensor | None = None,
 ) -> Tensor:
+    """The output (T, D) by grouped_mm, compiled only where the compiler knows it."""
     # inductor knows grouped_mm in bf16 only
     unknown = torch.compiler.is_compiling() and hidden.dtype != torch.bfloat16
     out = (_uncompiled_grouped_mm if unknown else _grouped_mm)(

@@ -112,6 +112,7 @@ def _cast_by_autocast(device: str, *tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _check_inputs(layer: Experts, hidden: Tensor, experts: Tensor, gates: Tensor) -> None:
+    """Refuse shapes and dtypes that do not fit, with what to do about it."""
     D = layer.down.shape[1]
     if hidden.dim() != 2 or hidden.shape[1] != D:
         raise ValueError(

@@ -40,6 +40,7 @@ def loop_experts(
     down: Tensor,
     onto: Tensor | None = None,
 ) -> Tensor:
+    """The output (T, D), block after block."""
     order, counts = sort_on_host(experts, len(down))
     sorted_gates = gates.flatten().index_select(0, order)
     keep = torch.is_grad_enabled() and any(

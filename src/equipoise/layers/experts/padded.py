@@ -22,6 +22,7 @@ def padded_experts(
     down: Tensor,
     onto: Tensor | None = None,
 ) -> Tensor:
+    """The output (T, D) by one batched multiplication of blocks of equal size."""
     (E, D, _), sum_dtype = down.shape, summing_dtype(hidden)
     order, counts = sort_on_host(experts, E)
     order, fullest = order[: sum(counts)], max(counts)
