@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import equipoise
+from equipoise.balancing import method_specs
 from equipoise.training import preset, train
 from equipoise.training.data.corpus import prepare_corpus
 from equipoise.training.lanes import Lanes, choose_lane_count
@@ -18,8 +18,8 @@ from equipoise.training.trainer import Trainer
 from tests.training.micro import rows, without_times
 
 CPU = World(0, 1, torch.device("cpu"))
-TOGETHER = ["aux", "z_loss", "base", "sinkhorn", "bip", "expert_choice"]
-APART = [name for name in equipoise.balancers() if name not in TOGETHER]
+TOGETHER = [spec.name for spec in method_specs() if spec.kind != "shift"]
+APART = [spec.name for spec in method_specs("shift")]
 
 
 def trainer(config, **changes):
