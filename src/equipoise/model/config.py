@@ -51,31 +51,11 @@ class ModelConfig:
     """of the rotary frequencies"""
 
     def __post_init__(self) -> None:
-        for name in (
-            "vocab_size",
-            "sequence_length",
-            "hidden_size",
-            "num_heads",
-            "num_experts",
-            "top_k",
-            "expert_size",
-        ):
-            check_setting(
-                getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}"
-            )
-        for name in ("init_std", "rotary_base"):
-            value = getattr(self, name)
-            check_setting(0 < value < math.inf, f"{name} must be positive and finite, not {value}")
-        epsilon = self.norm_epsilon
-        check_setting(
-            0 <= epsilon < math.inf,
-            f"norm_epsilon must be finite and not negative, but is {epsilon}",
-        )
-        for name in ("dense_layers", "moe_layers", "shared_experts"):
-            check_setting(
-                getattr(self, name) >= 0,
-                f"{name} must not be negative, but is {getattr(self, name)}",
-            )
+        check_at_least_one(self, "vocab_size", "sequence_length", "hidden_size", "num_heads")
+        check_at_least_one(self, "num_experts", "top_k", "expert_size")
+        check_positive(self, "init_std", "rotary_base")
+        check_finite(self, "norm_epsilon")
+        check_not_negative(self, "dense_layers", "moe_layers", "shared_experts")
         check_setting(self.dense_layers + self.moe_layers > 0, "a model needs at least one layer")
         check_setting(
             self.hidden_size % (2 * self.num_heads) == 0,
@@ -102,6 +82,36 @@ def check_setting(holds: bool, message: str) -> None:
     """Raise a ValueError with this message, unless it holds."""
     if not holds:
         raise ValueError(message)
+
+
+def check_at_least_one(config: object, *names: str) -> None:
+    """These settings are counts of something that must be there."""
+    for name in names:
+        value = getattr(config, name)
+        check_setting(value >= 1, f"{name} must be at least 1, not {value}")
+
+
+def check_not_negative(config: object, *names: str) -> None:
+    """These settings are counts that may be 0."""
+    for name in names:
+        value = getattr(config, name)
+        check_setting(value >= 0, f"{name} must not be negative, but is {value}")
+
+
+def check_positive(config: object, *names: str) -> None:
+    """These settings are real numbers, above 0 and finite."""
+    for name in names:
+        value = getattr(config, name)
+        check_setting(0 < value < math.inf, f"{name} must be positive and finite, not {value}")
+
+
+def check_finite(config: object, *names: str) -> None:
+    """These settings are real numbers, at least 0 and finite."""
+    for name in names:
+        value = getattr(config, name)
+        check_setting(
+            0 <= value < math.inf, f"{name} must be finite and not negative, but is {value}"
+        )
 
 
 MODELS = {

@@ -1,4 +1,17 @@
-"""Training the model: data, the loop, and what survives when a machine does not."""
+"""Training the model: data, the loop, and what survives when a machine does not.
+
+config       everything a training follows from; presets
+settings     which settings differ between two configs, and the error for it
+data/        texts, tokenizers, the corpus, batches
+trainer      one step, one evaluation
+lanes        parts of a forward side by side on the CPU
+ranks        several processes: DDP, FSDP2
+loop         train(): the whole run in its folder
+observers/   what is written down while it runs
+checkpoint   what a training needs to continue
+open_run     the model of a run's folder, to look at
+record_run   the scores of such a model over text, as a trace
+"""
 
 from equipoise.training.config import Config, preset
 from equipoise.training.loop import train

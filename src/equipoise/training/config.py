@@ -20,7 +20,13 @@ from typing import Any
 
 from equipoise.balancing import Balancer, method_spec, resolve_balancer
 from equipoise.model import MODELS, ModelConfig
-from equipoise.model.config import check_setting
+from equipoise.model.config import (
+    check_at_least_one,
+    check_finite,
+    check_not_negative,
+    check_positive,
+    check_setting,
+)
 from equipoise.storage.optional import import_optional
 from equipoise.storage.suggestions import did_you_mean
 
@@ -122,37 +128,14 @@ class Config:
     """its sizes"""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "keep_checkpoints"):
-            check_setting(
-                getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}"
-            )
-        for name in (
-            "warmup_steps",
-            "evaluate_every",
-            "validation_sequences",
-            "checkpoint_every",
-            "trace_every",
-            "trace_scores",
-            "trace_batches",
-            "look_ahead",
-        ):
-            check_setting(
-                getattr(self, name) >= 0,
-                f"{name} must not be negative, but is {getattr(self, name)}",
-            )
-        for name in ("learning_rate", "clip"):
-            value = getattr(self, name)
-            check_setting(0 < value < math.inf, f"{name} must be positive and finite, not {value}")
-        for name in ("weight_decay", "seed"):
-            value = getattr(self, name)
-            check_setting(
-                0 <= value < math.inf, f"{name} must be finite and not negative, but is {value}"
-            )
-        rate = self.update_rate
-        check_setting(
-            0 < self.rank_timeout < math.inf,
-            f"rank_timeout must be positive and finite, not {self.rank_timeout}",
-        )
+        check_at_least_one(self, "steps", "batch_size", "keep_checkpoints")
+        check_not_negative(self, "warmup_steps", "evaluate_every", "validation_sequences")
+        check_not_negative(self, "checkpoint_every", "trace_every", "trace_scores")
+        check_not_negative(self, "trace_batches", "look_ahead")
+        check_positive(self, "learning_rate", "clip")
+        check_finite(self, "weight_decay", "seed")
+        check_positive(self, "rank_timeout")
+        rate, share = self.update_rate, self.final_learning_rate
         check_setting(
             rate is None or math.isfinite(rate), f"update_rate must be finite, not {rate}"
         )
@@ -162,17 +145,14 @@ class Config:
                 f"histogram_steps are numbers of steps, from 1 to {self.steps}: {step!r} is none",
             )
         check_setting(
-            0 <= self.final_learning_rate <= 1,
-            f"final_learning_rate is a share, between 0 and 1, not {self.final_learning_rate}",
+            0 <= share <= 1, f"final_learning_rate is a share, between 0 and 1, not {share}"
         )
         for name, known in CHOICES.items():
-            check_setting(
-                getattr(self, name) in known,
-                f"{name} must be {' or '.join(known)}, not {getattr(self, name)!r}",
-            )
+            value = getattr(self, name)
+            check_setting(value in known, f"{name} must be {' or '.join(known)}, not {value!r}")
         for name in ("micro_batch_size", "lanes"):
-            size = getattr(self, name)
-            check_setting(size is None or size >= 1, f"{name} must be at least 1, not {size}")
+            if getattr(self, name) is not None:
+                check_at_least_one(self, name)
         # raises now if the balancer's name or an option is wrong
         self.make_balancer(self.model.num_experts, self.model.top_k)
 

@@ -8,8 +8,8 @@ step of `small` takes a tenth less time on two cores.
     at the end:  gradients are added in the order of the lanes: every run has the same sum
 
 Every lane has a copy of the model that shares all memory but the gradients. A token's experts must
-not depend on the other tokens of the batch (Balancer.tokens_are_independent), or the parts would not
-be the whole. Tallies are whole numbers and add up.
+not depend on the other tokens of the batch (Balancer.tokens_are_independent), or the parts would
+not be the whole. Tallies are whole numbers and add up.
 """
 
 from __future__ import annotations
