@@ -132,7 +132,7 @@ def route(
         gates = gates / gates.sum(-1, keepdim=True).clamp_min(torch.finfo(gates.dtype).tiny)
     if scale != 1.0:
         gates = gates * scale
-    loads = _tokens_per_expert(experts, scores.shape[1], mask)
+    loads = count_loads(experts, scores.shape[1], mask)
     return Routing(
         experts, gates, loads, choice.runner_up, choice.margin, mask, allowed, group_margin
     )
@@ -181,8 +181,11 @@ def _limit_to_groups(ranked: Tensor, groups: Groups) -> tuple[Tensor, Tensor, Te
     return by_group.masked_fill(~allowed.unsqueeze(2), -torch.inf).flatten(1), allowed, margin
 
 
-def _tokens_per_expert(experts: Tensor, num_experts: int, mask: Tensor | None) -> Tensor:
-    """Tokens per expert, exactly, and without making a GPU wait as torch.bincount does."""
+def count_loads(experts: Tensor, num_experts: int, mask: Tensor | None) -> Tensor:
+    """(E,) int64 from (T, K) experts: tokens per expert, those of the mask left out.
+
+    Exact, and without making a GPU wait as torch.bincount does.
+    """
     chosen = experts.flatten()
     counted = (
         torch.ones_like(chosen)

@@ -13,6 +13,7 @@ from torch import Tensor
 from equipoise.attach.find.routers import FoundRouter
 from equipoise.balancing import Dual
 from equipoise.routing import Groups, Tally, route
+from equipoise.routing.route import count_loads
 
 
 def check_countable(found: FoundRouter, balancer: Dual) -> None:
@@ -66,14 +67,3 @@ def empty_tally(balancer: Dual) -> Tally:
     """The tally of no tokens at all."""
     scores = torch.zeros(0, balancer.num_experts, device=balancer.steps.device)
     return balancer.tally(scores, route(scores, balancer.top_k, runner_up=True))
-
-
-def count_loads(experts: Tensor, num_experts: int, padding: Tensor | None) -> Tensor:
-    """(E,) int64: how often each expert stands in `experts` (T, K), padding left out."""
-    counted = (
-        torch.ones_like(experts)
-        if padding is None
-        else (~padding).long().unsqueeze(1).expand_as(experts)
-    )
-    loads = torch.zeros(num_experts, dtype=torch.int64, device=experts.device)
-    return loads.scatter_add_(0, experts.flatten(), counted.flatten())
