@@ -31,6 +31,20 @@ def test_a_wrong_shift_gives_up_much():
     assert equipoise.evaluate(scores, 2, -3 * optimum.shift, optimum=optimum).dual_gap > 1
 
 
+@pytest.mark.parametrize("size", [1e-8, 1e-12, 1.0])
+def test_no_dual_is_below_the_optimum(size):
+    """Shifts too small for float32 choose nothing there, but the dual is one of float64."""
+    evaluation = equipoise.evaluate(np.ones((1000, 4), np.float32), 2, [0, 0, 0, size])
+    assert evaluation.dual_gap >= -evaluation.optimum.rounding_bound
+
+
+def test_a_shift_whose_sums_overflow_is_refused():
+    scores = softmax_scores(100, 4)
+    for function in (equipoise.evaluate, lambda s, k, p: equipoise.solve(s, k, shift=p)):
+        with pytest.raises(ValueError, match=r"shift of expert 2 is 1e\+308: .* overflow"):
+            function(scores, 2, [0, 0, 1e308, 0])
+
+
 def test_loads_are_what_route_gives():
     scores = torch.from_numpy(softmax_scores(3000, 32))
     shift = 0.01 * torch.randn(32, generator=torch.Generator().manual_seed(0))

@@ -268,6 +268,34 @@ def test_a_doctored_proof_is_caught(doctored, message):
         dataclasses.replace(solution, **doctored(solution, scores)).verify(scores)
 
 
+@pytest.mark.parametrize("size", [1e6, 1e17, 1e200])
+def test_a_shift_that_swamps_the_scores_proves_nothing(size):
+    """Its rounding would allow any assignment: the loads are right, the value is not."""
+    scores = softmax_scores(T, E, dtype=np.float64)
+    solution = equipoise.solve(scores, K)
+    # every token takes three neighbours, in turn: even loads, whatever the scores
+    experts = (np.arange(T)[:, None] * K + np.arange(K)) % E
+    shift = np.full(E, size)
+    claim = dataclasses.replace(
+        solution,
+        experts=experts,
+        loads=np.bincount(experts.ravel(), minlength=E),
+        shift=shift,
+        value=np.take_along_axis(scores, experts, 1).sum(),
+        dual_value=np.take_along_axis(scores, experts, 1).sum(),
+    )
+    assert claim.value < 0.8 * solution.value
+    with pytest.raises(ValueError, match=r"the shift reaches .* its rounding"):
+        claim.verify(scores)
+
+
+def test_a_shift_that_is_no_number_proves_nothing():
+    scores = softmax_scores(T, E)
+    solution = equipoise.solve(scores, K)
+    with pytest.raises(ValueError, match="the shift of expert 0 is not finite"):
+        dataclasses.replace(solution, shift=np.full(E, np.nan)).verify(scores)
+
+
 def test_progress_says_what_is_done():
     lines = []
     equipoise.solve(softmax_scores(9000, E), K, progress=lines.append)

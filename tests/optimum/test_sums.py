@@ -18,6 +18,13 @@ def test_sums_are_of_the_true_top_k(kind):
     assert best == pytest.approx(np.sort(scores + shift, axis=1)[:, -3:].sum(), rel=1e-12)
 
 
+def test_one_better_expert_left_out_is_noticed():
+    """Chosen in float32 two experts are equal to the third; in float64 the third is better."""
+    scores, shift = np.ones((10, 4), np.float32), np.array([0, 0, 0, 1e-8])
+    _, best = value_and_best(scores, shift, np.tile([0, 1], (10, 1)))
+    assert best == pytest.approx(10 * (2 + 1e-8), rel=1e-15)
+
+
 def test_what_an_addition_loses_is_not_lost():
     """A million times 0.1 beside one huge score: plain float64 sums would lose digits."""
     scores = np.full((100_000, 1), 0.1)

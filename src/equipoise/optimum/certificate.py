@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from equipoise.optimum.problem import Problem
+from equipoise.optimum.problem import Problem, readable_shift
 from equipoise.storage.arrays import Array
 
 
@@ -40,6 +40,7 @@ def verify_solution(solution: Certified, scores: Any) -> None:
         problem.scores, problem.top_k, solution.lower, solution.upper, problem.largest
     )
     _require_allowed(solution, problem)
+    _require_moderate_shift(solution, problem)
     _require_top_k(solution, problem)
     value, dual_value = problem.value(solution.experts), problem.dual(solution.shift)
     bound = problem.rounding_bound(solution.shift)
@@ -78,6 +79,25 @@ def _require_allowed(solution: Certified, problem: Problem) -> None:
         k = int(wrong[0])
         raise ValueError(
             f"expert {k} has {loads[k]} tokens, not {problem.lower[k]} to {problem.upper[k]}"
+        )
+
+
+def _require_moderate_shift(solution: Certified, problem: Problem) -> None:
+    """What rounding allows grows with the shift: beside a huge one, scores are lost in it, and any
+    assignment would pass.
+
+    An optimal shift need not span more than 2 E times the largest |score|: two experts' shifts
+    differ by the cost of a chain of at most E moves. With the limit set here, `rounding_bound`
+    stays below 2e-10 of TK times the largest |score| up to E = 4096.
+    """
+    shift = readable_shift(solution.shift, problem.num_experts)
+    size, most = float(np.abs(shift).max()), max(1024, 4 * problem.num_experts) * problem.largest
+    # scores that are all 0 have no digits to lose: every allowed assignment is optimal
+    if size > most and problem.largest:
+        raise ValueError(
+            f"the shift reaches {size:.3g}, and scores at most {problem.largest:.3g}: its rounding "
+            f"swamps them, so it proves nothing; a proof needs a shift up to {most:.3g} (centre "
+            "it, or solve again)"
         )
 
 

@@ -7,6 +7,7 @@ the most that can be kept with even loads.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +84,7 @@ def evaluate(
         experts=experts,
         loads=loads,
         value=value,
-        dual_value=best + float(problem.price(shift).sum()),
+        dual_value=math.fsum([best, *problem.price(shift)]),
         imbalance=float(np.abs(off).mean()),
         max_violation=float(off.max()),
         optimum=optimum,

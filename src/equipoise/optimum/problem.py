@@ -26,6 +26,9 @@ from equipoise.optimum.sums import largest_size
 from equipoise.optimum.threads import run_in_parts
 from equipoise.storage.arrays import Array
 
+_LARGEST_SUMMED = 1e290
+"""scores and shifts up to that can be summed over 1e18 choices in float64"""
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -180,6 +183,12 @@ def readable_shift(shift: Any, num_experts: int) -> Array:
         raise ValueError(
             f"the shift of expert {int(np.flatnonzero(~np.isfinite(shift))[0])} is not finite"
         )
+    largest = int(np.abs(shift).argmax())
+    if abs(shift[largest]) > _LARGEST_SUMMED:
+        raise ValueError(
+            f"the shift of expert {largest} is {shift[largest]:.3g}: sums with it would overflow "
+            "float64; give a shift of about the scores' size"
+        )
     return shift
 
 
@@ -203,7 +212,7 @@ def _largest_score(scores: Array) -> float:
             f"scores hold {int(bad.sum())} values that are NaN or infinite, the first at (token "
             f"{token}, expert {expert})"
         )
-    if largest > 1e290:
+    if largest > _LARGEST_SUMMED:
         raise ValueError(
             f"scores reach {largest:.3g}: their sum would overflow float64; divide them by a "
             "constant"

@@ -47,11 +47,13 @@ def _sums_part(
             value += np.float64(scores[i, experts[i, j]])
             best += shifted[experts[i, j]]
             lowest = min(lowest, shifted[experts[i, j]])
+        # more experts above the lowest one chosen than were chosen: some expert left out beats it
         above = 0
         for k in range(E):
             above += shifted[k] > lowest
-        if above >= K:
-            # some expert left out beats one chosen: not a top-K
+        for j in range(K):
+            above -= shifted[experts[i, j]] > lowest
+        if above > 0:
             best = np.sort(shifted)[E - K :].sum()
         for which, term in enumerate((value, best)):
             term -= lost[which]
