@@ -1,9 +1,13 @@
-"""A JSON file that cannot be read is named, with what is wrong and what to do."""
+"""A JSON file that cannot be read is named, with what is wrong and what to do; JSON text is strict."""
 
+import json
+import math
+
+import numpy as np
 import pytest
 
 from equipoise.storage.atomic import write_json
-from equipoise.storage.json_files import read_json, read_json_object
+from equipoise.storage.json_files import json_text, read_json, read_json_object
 
 
 def test_what_was_written_is_read(tmp_path):
@@ -30,3 +34,12 @@ def test_a_list_is_no_object(tmp_path):
 def test_a_missing_file_stays_a_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"a\.json"):
         read_json(tmp_path / "a.json")
+
+
+def test_what_json_has_no_word_for_is_null():
+    content = {"a": [1.5, math.nan, (math.inf, -math.inf)], "b": {"c": np.float64("nan")}, "d": "x"}
+    assert json.loads(json_text(content)) == {
+        "a": [1.5, None, [None, None]],
+        "b": {"c": None},
+        "d": "x",
+    }

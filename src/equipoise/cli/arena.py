@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 from equipoise.cli.contest_options import add_contest_options, contest_settings
 from equipoise.cli.progress import progress_bar
 from equipoise.cli.verb import Verb
+from equipoise.storage.json_files import json_text
 from equipoise.storage.optional import import_optional
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _run_arena_verb(options: argparse.Namespace) -> None:
             **contest_settings(options),
         )
     if options.json:
-        print(json.dumps([result.summary_row() for result in results.rows], indent=2))
+        print(json_text([result.summary_row() for result in results.rows]))
     else:
         _show_cells(results, options.every_rate)
     if options.page:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from equipoise.cli.verb import Verb, add_workers_option, given_options
+from equipoise.storage.json_files import json_text
 
 
 def _add_compare_options(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +50,7 @@ def _run_compare_verb(options: argparse.Namespace) -> None:
         # not the first rank
         return
     if options.json:
-        print(json.dumps(rows, indent=2))
+        print(json_text(rows))
     else:
         _print_tables(options)
 

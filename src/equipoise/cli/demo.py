@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from equipoise.cli.progress import progress_bar
 from equipoise.cli.verb import Verb, add_json_flag
+from equipoise.storage.json_files import json_text
 from equipoise.storage.optional import import_optional
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _run_demo_verb(options: argparse.Namespace) -> None:
             on_progress=advance,
         ).rows
     if options.json:
-        print(json.dumps([_demo_row(row) for row in rows], indent=2))
+        print(json_text([_demo_row(row) for row in rows]))
     else:
         _show_demo(options, rows)
 

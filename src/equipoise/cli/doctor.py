@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from equipoise.cli.verb import Verb, add_json_flag
+from equipoise.storage.json_files import json_text
 
 
 def _add_doctor_options(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def _run_doctor_verb(options: argparse.Namespace) -> None:
     from equipoise import doctor
 
     diagnosis = doctor(options.folder, options.trace, options.tokens, options.seed)
-    print(json.dumps(diagnosis.as_dict(), indent=2) if options.json else diagnosis)
+    print(json_text(diagnosis.as_dict()) if options.json else diagnosis)
 
 
 DOCTOR = Verb(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING
 
 from equipoise.cli.verb import Verb, add_json_flag, given_options
+from equipoise.storage.json_files import json_text
 from equipoise.storage.optional import import_optional
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _run_plan_verb(options: argparse.Namespace) -> None:
         **given_options(options, ("steps", "parallel", "micro_batch_size")),
     )
     if options.json:
-        print(json.dumps(made.to_dict(), indent=2))
+        print(json_text(made.to_dict()))
     else:
         import_optional("rich", extra="train")
         _show_plan(made)

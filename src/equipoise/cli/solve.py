@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING, Any
 
 from equipoise.cli.verb import Verb, add_json_flag
+from equipoise.storage.json_files import json_text
 from equipoise.storage.optional import import_optional
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def _add_solve_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--name",
-        help="which array of FILE, where it holds several (default: 'scores', or the only one)",
+        help="which array of a .npz or .safetensors FILE (default: 'scores', or the only one)",
     )
     parser.add_argument(
         "--target", metavar="FILE", help="loads wanted, one for each expert (default: all equal)"
@@ -40,8 +40,10 @@ def _add_solve_options(parser: argparse.ArgumentParser) -> None:
 
 def _run_solve_verb(options: argparse.Namespace) -> None:
     """Solve, check the proof, then write and print."""
-    from equipoise.storage.arrays import read_array, write_arrays
+    from equipoise.storage.arrays import check_arrays_path, read_array, write_arrays
 
+    if options.out is not None:
+        check_arrays_path(options.out)
     scores = read_array(options.file, options.name)
     target = None if options.target is None else read_array(options.target, default="target")
     shift = None if options.shift is None else read_array(options.shift, default="shift")
@@ -49,7 +51,7 @@ def _run_solve_verb(options: argparse.Namespace) -> None:
     if options.out is not None:
         write_arrays(options.out, _solution_arrays(solution))
     if options.json:
-        print(json.dumps(_solution_figures(solution, evaluation), indent=2))
+        print(json_text(_solution_figures(solution, evaluation)))
     else:
         _show_solution(solution, evaluation, scores)
 

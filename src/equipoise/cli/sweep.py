@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 from equipoise.cli.verb import Verb, add_workers_option
+from equipoise.storage.json_files import json_text
 
 
 def _add_sweep_options(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +57,7 @@ def _run_sweep_verb(options: argparse.Namespace) -> None:
     if options.dry_run:
         names = [trial.name for trial in grid.trials(out)]
         lines = "\n".join([*names, f"{len(names)} trainings"])
-        print(json.dumps(names, indent=2) if options.json else lines)
+        print(json_text(names) if options.json else lines)
         return
     found = sweep(
         grid,
@@ -72,7 +72,7 @@ def _run_sweep_verb(options: argparse.Namespace) -> None:
         keep_checkpoints=options.keep_checkpoints,
     )
     if options.json:
-        print(json.dumps(found, indent=2))
+        print(json_text(found))
     else:
         show_sweep(SweepTable.from_json(found))
         print(f"the page: {write_report(out).page}")

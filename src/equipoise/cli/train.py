@@ -5,12 +5,12 @@ defaults.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.cli.verb import Verb
+from equipoise.storage.json_files import json_text
 from equipoise.storage.optional import import_optional
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def _run_train_verb(options: argparse.Namespace) -> None:
         from equipoise.experiments.measure import measure
 
         measure(Path(config.out))
-    print(json.dumps(result, indent=2) if early.json else _summary_line(config, result))
+    print(json_text(result) if early.json else _summary_line(config, result))
 
 
 def read_train_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, Config]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 
 from equipoise.cli.contest_options import add_contest_options, contest_settings
 from equipoise.cli.progress import progress_bar
 from equipoise.cli.verb import Verb
+from equipoise.storage.json_files import json_text
 
 
 def _add_tune_options(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +23,7 @@ def _run_tune_verb(options: argparse.Namespace) -> None:
 
     with progress_bar("cells") as advance:
         advice = tune(options.stream, on_progress=advance, **contest_settings(options))
-    text = json.dumps(dataclasses.asdict(advice), indent=2)
+    text = json_text(dataclasses.asdict(advice))
     print(text if options.json else advice.paragraph())
 
 

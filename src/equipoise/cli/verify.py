@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from equipoise.cli.verb import Verb, add_json_flag
+from equipoise.storage.json_files import json_text
 from equipoise.storage.optional import import_optional
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def _run_verify_verb(options: argparse.Namespace) -> None:
     trace = None if options.trace is None else Trace.open(options.trace)
     if options.json:
         found = verify(trace, batches=options.batches)
-        print(json.dumps([verdict._asdict() for verdict in found], indent=2))
+        print(json_text([verdict._asdict() for verdict in found]))
     else:
         found = _show_verdicts(trace, options.batches)
     if refuted_verdicts(found):

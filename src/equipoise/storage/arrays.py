@@ -25,10 +25,15 @@ _SAFETENSORS: dict[str, np.dtype[Any]] = {
 
 def read_array(path: str | Path, name: str | None = None, *, default: str = "scores") -> Array:
     """The array of a file: the one called `name`; without a name the one called `default`, or the
-    only one there is.
+    only one there is. A .npy file has one array, without a name.
     """
     path = Path(path)
     if path.suffix == ".npy":
+        if name is not None:
+            raise ValueError(
+                f"{path} holds one array, which has no name: leave the name {name!r} out, or give "
+                "a .npz or .safetensors file"
+            )
         return _reading(path, lambda: np.load(path, mmap_mode="r", allow_pickle=False))
     if path.suffix == ".npz":
         return _reading(path, lambda: _read_npz(path, name, default))
@@ -37,11 +42,21 @@ def read_array(path: str | Path, name: str | None = None, *, default: str = "sco
     raise ValueError(f"{path}: not a .npy, .npz or .safetensors file")
 
 
-def write_arrays(path: str | Path, arrays: dict[str, Array]) -> None:
-    """Write them all, or leave what was there."""
+def check_arrays_path(path: str | Path) -> Path:
+    """The path, if `write_arrays` can write there; to be asked before long work."""
     path = Path(path)
     if path.suffix not in (".npz", ".safetensors"):
         raise ValueError(f"{path}: results are written as .npz or .safetensors")
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: name a file to write")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path} cannot be written: there is no folder {path.parent}")
+    return path
+
+
+def write_arrays(path: str | Path, arrays: dict[str, Array]) -> None:
+    """Write them all, or leave what was there."""
+    path = check_arrays_path(path)
     with replace_file(path) as unfinished, unfinished.open("wb") as file:
         if path.suffix == ".npz":
             np.savez(file, allow_pickle=False, **arrays)

@@ -1,8 +1,11 @@
-"""JSON files: read with errors that name the file, say what is wrong with it, and what to do."""
+"""JSON: files read with errors that name the file, say what is wrong with it, and what to do; and
+text for other programs, which any parser of JSON reads.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +39,23 @@ def read_json_object(path: Path, *, remedy: str = "") -> JsonObject:
             f"{path} is damaged: it holds no JSON object, but {type(content).__name__}"
             f"{_ending(remedy)}"
         )
+    return content
+
+
+def json_text(content: object) -> str:
+    """What --json prints: `content` as indented JSON, with null for NaN and the infinities, which
+    JSON has no words for (Python would write NaN and Infinity, and other parsers refuse them).
+    """
+    return json.dumps(_finite_or_null(content), indent=2, allow_nan=False)
+
+
+def _finite_or_null(content: object) -> object:
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    if isinstance(content, Mapping):
+        return {_finite_or_null(key): _finite_or_null(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite_or_null(each) for each in content]
     return content
 
 

@@ -1,0 +1,74 @@
+"""What --json prints is JSON to every parser: no NaN, no Infinity. And what `solve` refuses, early."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import equipoise
+from equipoise.cli import main
+
+
+def refuse_constant(word):
+    raise AssertionError(f"{word} is not JSON")
+
+
+def strict(text):
+    return json.loads(text, parse_constant=refuse_constant)
+
+
+@pytest.fixture
+def scores_file(tmp_path):
+    np.save(tmp_path / "scores.npy", np.random.default_rng(0).random((400, 8), dtype=np.float32))
+    return tmp_path / "scores.npy"
+
+
+def test_every_verb_uses_the_one_writer():
+    folder = Path(equipoise.cli.__file__).parent
+    assert [path.name for path in folder.glob("*.py") if "json.dump" in path.read_text()] == []
+
+
+def test_demo_where_every_expert_takes_every_token(capsys):
+    small = ["--experts", "4", "--tokens", "64", "--steps", "6", "--balancers", "deepseek"]
+    assert main(["demo", *small, "--top-k", "4", "--json"]) == 0
+    [row] = strict(capsys.readouterr().out)
+    assert row["final_imbalance"] == 0
+    assert row["over_floor"] is None
+
+
+def test_plan(capsys):
+    assert main(["plan", "deepseekmoe-1b", "--gpus", "8", "--json"]) == 0
+    assert strict(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e30])
+def test_solve_beside_any_shift(scores_file, tmp_path, capsys, size):
+    np.save(tmp_path / "shift.npy", np.full(8, size))
+    shift = ["--shift", str(tmp_path / "shift.npy")]
+    assert main(["solve", str(scores_file), "--top-k", "2", *shift, "--json"]) == 0
+    assert strict(capsys.readouterr().out)["loads"] == [100] * 8
+
+
+def test_a_shift_that_overflows_is_refused(scores_file, tmp_path, capsys):
+    np.save(tmp_path / "shift.npy", np.full(8, 1e308))
+    shift = ["--shift", str(tmp_path / "shift.npy")]
+    assert main(["solve", str(scores_file), "--top-k", "2", *shift, "--json"]) == 2
+    assert "the shift of expert 0 is 1e+308" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--out", "x.txt"], "x.txt: results are written as .npz or .safetensors"),
+        (["--out", "nowhere/x.npz"], "there is no folder nowhere"),
+        (["--name", "layer3"], "holds one array, which has no name: leave the name 'layer3' out"),
+    ],
+)
+def test_solve_refuses_before_it_solves(scores_file, capsys, monkeypatch, arguments, message):
+    def solve(*_, **__):
+        raise AssertionError("it solves")
+
+    monkeypatch.setattr(equipoise, "solve", solve)
+    assert main(["solve", str(scores_file), "--top-k", "2", *arguments]) == 2
+    assert message in capsys.readouterr().err
