@@ -53,8 +53,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         check_at_least_one(self, "vocab_size", "sequence_length", "hidden_size", "num_heads")
         check_at_least_one(self, "num_experts", "top_k", "expert_size")
-        check_positive(self, "init_std", "rotary_base")
-        check_finite(self, "norm_epsilon")
+        check_positive_finite(self, "init_std", "rotary_base")
+        check_finite_not_negative(self, "norm_epsilon")
         check_not_negative(self, "dense_layers", "moe_layers", "shared_experts")
         check_setting(self.dense_layers + self.moe_layers > 0, "a model needs at least one layer")
         check_setting(
@@ -98,14 +98,14 @@ def check_not_negative(config: object, *names: str) -> None:
         check_setting(value >= 0, f"{name} must not be negative, but is {value}")
 
 
-def check_positive(config: object, *names: str) -> None:
+def check_positive_finite(config: object, *names: str) -> None:
     """These settings are real numbers, above 0 and finite."""
     for name in names:
         value = getattr(config, name)
         check_setting(0 < value < math.inf, f"{name} must be positive and finite, not {value}")
 
 
-def check_finite(config: object, *names: str) -> None:
+def check_finite_not_negative(config: object, *names: str) -> None:
     """These settings are real numbers, at least 0 and finite."""
     for name in names:
         value = getattr(config, name)

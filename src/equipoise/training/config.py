@@ -22,9 +22,9 @@ from equipoise.balancing import Balancer, method_spec, resolve_balancer
 from equipoise.model import MODELS, ModelConfig
 from equipoise.model.config import (
     check_at_least_one,
-    check_finite,
+    check_finite_not_negative,
     check_not_negative,
-    check_positive,
+    check_positive_finite,
     check_setting,
 )
 from equipoise.storage.optional import import_optional
@@ -132,9 +132,9 @@ class Config:
         check_not_negative(self, "warmup_steps", "evaluate_every", "validation_sequences")
         check_not_negative(self, "checkpoint_every", "trace_every", "trace_scores")
         check_not_negative(self, "trace_batches", "look_ahead")
-        check_positive(self, "learning_rate", "clip")
-        check_finite(self, "weight_decay", "seed")
-        check_positive(self, "rank_timeout")
+        check_positive_finite(self, "learning_rate", "clip")
+        check_finite_not_negative(self, "weight_decay", "seed")
+        check_positive_finite(self, "rank_timeout")
         rate, share = self.update_rate, self.final_learning_rate
         check_setting(
             rate is None or math.isfinite(rate), f"update_rate must be finite, not {rate}"
