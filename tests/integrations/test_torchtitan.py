@@ -6,6 +6,7 @@ hundreds of megabytes of which its MoE layer needs none. So a slow test fetches 
 (1.4 MB) into a folder of its own.
 """
 
+import importlib
 import importlib.util
 import os
 import subprocess
@@ -84,12 +85,86 @@ def test_layers_are_balanced_apart(name):
     assert all(twin.shift.any() for twin in twins)
 
 
+@pytest.mark.parametrize("name", ["moonlight", "deepseek"])
+def test_every_layer_has_its_own_coefficient(name):
+    """As in torchtitan, which reads a layer's load_balance_coeff at every step."""
+    model = model_of(StandIn(), StandIn(), StandIn())
+    moes = [block.moe for block in list(model.layers.values())[1:]]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    load_balancing_hook(name)(optimizer, [model], Alone())
+    count = torch.arange(8.0)
+    for rates in ([1e-3, 1e-2, 5e-2], [2e-3, 0.0, 5e-2]):
+        before = [moe.expert_bias_E.clone() for moe in moes]
+        for moe, rate in zip(moes, rates):
+            moe.load_balance_coeff = rate
+        step(model, optimizer, count.expand(3, 8))
+        for moe, old, rate in zip(moes, before, rates):
+            torch.testing.assert_close(
+                moe.expert_bias_E - old, rate * (count.mean() - count).sign()
+            )
+
+
+def test_every_layer_has_its_own_top_k():
+    """inverse divides by the number of tokens: counts over top_k."""
+    model = model_of(StandIn(), StandIn())
+    moes = [block.moe for block in list(model.layers.values())[1:]]
+    moes[1].router.top_k = 4
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    load_balancing_hook("inverse")(optimizer, [model], Alone())
+    step(model, optimizer, torch.arange(8.0).expand(2, 8))
+    torch.testing.assert_close(moes[1].expert_bias_E, 2 * moes[0].expert_bias_E)
+
+
+class Mesh:
+    def __init__(self, name):
+        self.name = name
+
+    def get_group(self):
+        return self.name
+
+
+class Parallel:
+    """Parallel dimensions with tensor and expert parallelism, of torchtitan 0.3.0."""
+
+    ep_enabled, tp = True, 2
+
+    def get_mesh(self, name):
+        return Mesh(name)
+
+    def get_optional_mesh(self, name):
+        return Mesh(name)
+
+
+class NewerParallel(Parallel):
+    """Later ones name the mesh of the dense layers."""
+
+    def get_dense_tp_mesh(self):
+        return Mesh("dense tp")
+
+
+@pytest.mark.parametrize(
+    ("dims", "groups"), [(Parallel(), ["tp", "loss"]), (NewerParallel(), ["dense tp", "loss"])]
+)
+def test_loads_are_reduced_over_torchtitans_meshes(monkeypatch, dims, groups):
+    seen = []
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda loads, group: seen.append(group))
+    model = model_of(StandIn())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    load_balancing_hook()(optimizer, [model], dims)
+    step(model, optimizer, torch.arange(8.0)[None])
+    assert seen == groups
+
+
 def test_what_a_rule_remembers_is_saved():
     first, loads = ByLoads("smebu", 2), torch.randint(0, 40, (2, 8)).float()
     bias = first.update(loads, torch.zeros(2, 8))
     second = ByLoads("smebu", 2)
     second.load_state_dict(first.state_dict())
+    # also before the first update, which makes the balancers
+    assert second.state_dict().keys() == first.state_dict().keys()
     assert torch.equal(second.update(loads, bias), first.update(loads, bias))
+    with pytest.raises(ValueError, match=r"3 layers are updated, but .* there were 2"):
+        second.update(torch.ones(3, 8), torch.zeros(3, 8))
 
 
 def test_mistakes_are_reported():
@@ -119,8 +194,7 @@ def real_layer(monkeypatch):
         pytest.skip("torchtitan is not installed; a slow test fetches it")
     if importlib.util.find_spec("triton") is None:
         # torch must have looked for triton, and not found it, before
-        import torch._inductor.select_algorithm
-
+        importlib.import_module("torch._inductor.select_algorithm")
         for name in ("triton", "triton.language"):
             monkeypatch.setitem(sys.modules, name, NoTriton(name))
     from torchtitan.models.common import moe

@@ -32,8 +32,9 @@ class load_balancing_hook:  # noqa: N801 - takes the place of a function
 
     Args:
         balancer: a name that needs only loads; "moonlight" is torchtitan's own rule.
-        **options: of the balancer. torchtitan's load_balance_coeff is the default of `update_rate`
-            for "moonlight".
+        **options: of the balancer. Without an `update_rate`, the rules of the sign ("moonlight",
+            "deepseek") take each layer's own load_balance_coeff; other rules measure a rate in
+            other units, and have defaults of their own.
     """
 
     def __init__(self, balancer: str = "moonlight", **options: Any) -> None:
@@ -50,10 +51,9 @@ class load_balancing_hook:  # noqa: N801 - takes the place of a function
                 f"these MoE layers have no expert bias: {', '.join(without)}. Set "
                 "load_balance_coeff for all of them"
             )
-        options = dict(self.options)
-        if self.balancer == "moonlight":
-            options.setdefault("update_rate", layers[0][2].load_balance_coeff)
-        self.balancers = ByLoads(self.balancer, int(layers[0][2].router.top_k), **options)
+        self.balancers = ByLoads(
+            self.balancer, [int(moe.router.top_k) for _, _, moe in layers], **self.options
+        )
         optimizers.register_step_pre_hook(
             lambda *args, **kwargs: self._update_biases(model_parts, parallel_dims)
         )
@@ -72,7 +72,8 @@ class load_balancing_hook:  # noqa: N801 - takes the place of a function
         )
         _reduce_loads(loads, parallel_dims)
         biases = [_local_tensor(_moe_buffer(moe, "expert_bias")) for _, _, moe in layers]
-        after = self.balancers.update(loads, torch.stack(biases))
+        rates = [moe.load_balance_coeff for _, _, moe in layers]
+        after = self.balancers.update(loads, torch.stack(biases), rates=rates)
         for count, bias, value in zip(counts, biases, after):
             bias.copy_(value)
             count.zero_()
@@ -103,7 +104,11 @@ def _is_recomputed(block: nn.Module) -> bool:
 def _reduce_loads(loads: Tensor, parallel_dims: Any) -> None:
     """Over the ranks that hold different tokens, as torchtitan does."""
     if parallel_dims.ep_enabled and parallel_dims.tp > 1:
-        dist.all_reduce(loads, group=parallel_dims.get_mesh("tp").get_group())
+        # Since spmd_types the tensor-parallel ranks of the dense layers have a mesh of their own.
+        # Releases to 0.3.0 know only one.
+        dense = getattr(parallel_dims, "get_dense_tp_mesh", None)
+        mesh = parallel_dims.get_mesh("tp") if dense is None else dense()
+        dist.all_reduce(loads, group=mesh.get_group())
     mesh = parallel_dims.get_optional_mesh("loss")
     if mesh is not None:
         dist.all_reduce(loads, group=mesh.get_group())
