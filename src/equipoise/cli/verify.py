@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from equipoise.cli.verb import Verb, add_json_flag
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from equipoise.trace import Trace
 
 HEADINGS = ("statement", "applies", "holds", "margin", "step", "why")
+_TABLE_WIDTH = 120
+"""columns of a terminal that a table of six columns needs"""
 
 
 def _add_verify_options(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +37,9 @@ def _add_verify_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_verify_verb(options: argparse.Namespace) -> None:
-    """Check everything and print it; exit with 1 if something that applies does not hold."""
+    """Check everything and print it; exit with 1 if something that applies does not hold, or the trace
+    contradicts itself.
+    """
     from equipoise import verify
     from equipoise.trace import Trace
 
@@ -67,14 +72,33 @@ def _show_verdicts(trace: Trace | None, batches: int) -> list[Verdict]:
             found.append(verdict)
             status.update(f"checked {verdict.name}")
     about = "the built-in problems" if trace is None else f"{trace.folder}"
-    table = Table(title=f"The paper's statements on {escape(about)}", title_justify="left")
-    for heading in HEADINGS:
-        table.add_column(heading, justify="right" if heading in ("margin", "step") else "left")
-    for verdict in found:
-        table.add_row(*(escape(cell) for cell in verdict_cells(verdict)))
-    console.print(table)
-    console.print(verdict_summary(found))
+    title = f"The paper's statements on {about}"
+    if console.width >= _TABLE_WIDTH:
+        table = Table(title=escape(title), title_justify="left")
+        for heading in HEADINGS:
+            table.add_column(heading, justify="right" if heading in ("margin", "step") else "left")
+        for verdict in found:
+            table.add_row(*(escape(cell) for cell in verdict_cells(verdict)))
+        console.print(table)
+    else:
+        text = "\n".join([title, *narrow_lines(found, console.width)])
+        console.print(text, markup=False, highlight=False)
+    console.print(verdict_summary(found), markup=False)
     return found
+
+
+def narrow_lines(found: Sequence[Verdict], width: int) -> Iterator[str]:
+    """The table for a narrow terminal: `why` stands below its statement, not in a sixth column."""
+    rows = [HEADINGS, *(verdict_cells(verdict) for verdict in found)]
+    widest = [max(len(cells[column]) for cells in rows) for column in range(5)]
+    for name, applies, holds, margin, step, why in rows:
+        yield (
+            f"{name:<{widest[0]}}  {applies:<{widest[1]}}  {holds:<{widest[2]}}  "
+            f"{margin:>{widest[3]}}  {step:>{widest[4]}}"
+        )
+        yield from textwrap.wrap(
+            why, max(width - 1, 20), initial_indent="    ", subsequent_indent="    "
+        )
 
 
 def verdict_cells(verdict: Verdict) -> tuple[str, str, str, str, str, str]:
@@ -88,17 +112,25 @@ def verdict_cells(verdict: Verdict) -> tuple[str, str, str, str, str, str]:
 
 
 def verdict_summary(found: Sequence[Verdict]) -> str:
-    applied, wrong = sum(verdict.applies for verdict in found), len(refuted_verdicts(found))
-    return f"{applied} of {len(found)} apply; " + (
-        f"{wrong} do not hold" if wrong else "all of them hold"
-    )
+    """How many statements apply and hold; and whether the trace is damaged."""
+    from equipoise.theorems.contradictions import AGREEMENT
+
+    statements = [verdict for verdict in found if verdict.name != AGREEMENT]
+    applied, wrong = sum(each.applies for each in statements), len(refuted_verdicts(statements))
+    line = f"{applied} of {len(statements)} apply; "
+    if not applied:
+        line += "nothing was checked"
+    else:
+        line += f"{wrong} do not hold" if wrong else "all of them hold"
+    damaged = len(statements) < len(found)
+    return line + ("; the trace is damaged: it contradicts itself" if damaged else "")
 
 
 VERIFY = Verb(
     "verify",
     help="check the paper's statements, on built-in problems or on a training's trace",
     description="Check every numbered statement of the paper. Exits with 1 if something that "
-    "applies does not hold.",
+    "applies does not hold, or if the trace contradicts itself.",
     examples=(
         "equipoise verify",
         "equipoise verify run/trace",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from equipoise.theorems.contradictions import agreement_verdict, is_finite_record
 from equipoise.theorems.evidence import problems
 from equipoise.theorems.evidence.draws import draws_of_record
 from equipoise.theorems.evidence.runs import run_of_record
@@ -13,6 +14,7 @@ from equipoise.theorems.statements import all_statements
 from equipoise.theorems.verdict import Verdict, not_applicable
 from equipoise.trace import Record, Trace
 
+DAMAGED = "the batches that were kept whole hold numbers that are not finite"
 NO_BATCH = "no batch's scores were kept whole: record some with whole=True"
 GROUPS = "tokens were limited to groups of experts, so their choice is not top-K of scores + shift"
 
@@ -24,6 +26,8 @@ def verify(trace: Trace | None = None, *, batches: int = 16) -> list[Verdict]:
     """Every statement: on the built-in problems, or on a trace's whole batches (at most `batches`,
     spread evenly).
 
+    A trace that contradicts itself gets one verdict more, before the others, which does not hold.
+
     Example:
         >>> verdicts = verify()  # a few seconds
         >>> all(verdict.holds for verdict in verdicts if verdict.applies)
@@ -34,10 +38,16 @@ def verify(trace: Trace | None = None, *, batches: int = 16) -> list[Verdict]:
 
 def iterate_verdicts(trace: Trace | None = None, *, batches: int = 16) -> Iterator[Verdict]:
     """`verify`, one verdict at a time."""
-    sources = _builtin_sources() if trace is None else _trace_sources(trace, batches)
-    silent = "" if sources[Setting.FIXED_SCORES] else NO_BATCH
-    if trace is not None and trace.groups:
-        silent = GROUPS
+    silent = ""
+    if trace is None:
+        sources = _builtin_sources()
+    else:
+        kept = whole_records(trace, batches)
+        if (damage := agreement_verdict(trace, kept)) is not None:
+            yield damage
+        usable = [(layer, record) for layer, record in kept if is_finite_record(record)]
+        sources = _trace_sources(trace, usable)
+        silent = GROUPS if trace.groups else _reason_for_silence(kept, usable)
     for each in all_statements():
         if silent:
             yield not_applicable(each.name, silent)
@@ -53,8 +63,14 @@ def _builtin_sources() -> dict[Setting, Any]:
     }
 
 
-def _trace_sources(trace: Trace, batches: int) -> dict[Setting, Any]:
-    kept = whole_records(trace, batches)
+def _reason_for_silence(kept: Sequence[object], usable: Sequence[object]) -> str:
+    """Why no statement can be checked; "" if there is something to check."""
+    if usable:
+        return ""
+    return DAMAGED if kept else NO_BATCH
+
+
+def _trace_sources(trace: Trace, kept: list[tuple[str, Record]]) -> dict[Setting, Any]:
     drawn = kept[:: -(-len(kept) // MOST_DRAWN) or 1]
     return {
         Setting.FIXED_SCORES: [run_of_record(record, trace, layer) for layer, record in kept],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -101,6 +102,14 @@ class Trace:
             scores = load_columns(place.whole, ("scores",))["scores"]
         place.check_scores(scores, self.top_k)
         return record_at(place.columns, place.row, scores)
+
+    def updates(self, layer: int | str) -> Iterator[Record]:
+        """All records of a layer in order, without their scores."""
+        index = self.index(layer)
+        for step in self.steps(layer):
+            place = self._place(index, step)
+            nothing = np.zeros((0, place.columns["loads"].shape[1]), np.float32)
+            yield record_at(place.columns, place.row, nothing)
 
     def loads(self, layer: int | str, step: int) -> NDArray[np.int64]:
         """(E): the loads of one step of one layer, without reading its scores."""

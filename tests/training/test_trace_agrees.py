@@ -1,0 +1,29 @@
+"""A training's own trace agrees with itself, whatever balances it and however it computes."""
+
+from pathlib import Path
+
+import pytest
+
+import equipoise
+from equipoise.theorems.contradictions import AGREEMENT, agreement_verdict
+from equipoise.theorems.verify import whole_records
+from equipoise.trace import Trace
+from equipoise.training import train
+
+
+def agreement(config):
+    train(config)
+    trace = Trace.open(Path(config.out) / "trace")
+    kept = whole_records(trace, 100)
+    assert kept
+    return agreement_verdict(trace, kept)
+
+
+@pytest.mark.parametrize("name", equipoise.balancers())
+def test_every_balancer(micro, name):
+    assert agreement(micro(steps=6, balancer=name, trace_batches=6)) is None, AGREEMENT
+
+
+@pytest.mark.parametrize("changes", [{"precision": "bfloat16"}, {"look_ahead": 2}], ids=str)
+def test_other_ways_to_compute(micro, changes):
+    assert agreement(micro(steps=6, trace_batches=6, **changes)) is None
