@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import equipoise
+from equipoise.attach.state.sidecar import balancer_state, restore_state
 from tests.attach.test_trainer import Text
-from tests.attach.tools import shift_of, tiny
+from tests.attach.tools import batch, forward, shift_of, tiny
 
 lightning = pytest.importorskip("lightning.pytorch")
 
@@ -63,3 +64,25 @@ def test_lightning_steps_and_resumes(tmp_path):
     assert resumed.metrics()["step"] == 5
     assert not torch.equal(shift_of(resumed), shift_of(balancing))
     assert int(resumed.routers[0].balancer.steps) == 5
+
+
+def test_a_sidecar_of_fabric_fits_the_bare_model(tmp_path):
+    """Fabric puts `_forward_module.` before every name."""
+    fabric = pytest.importorskip("lightning.fabric").Fabric(accelerator="cpu", devices=1)
+    model = tiny("deepseek_v3")
+    wrapped = fabric.setup_module(model)
+    balancing = equipoise.balance(wrapped, update_rate=0.5)
+    forward(wrapped, batch()).backward()
+    balancing.step()
+    balancing.save(tmp_path)
+    assert balancing.routers[0].name == "model.layers.1.mlp"
+    bare = equipoise.balance(tiny("deepseek_v3")).load(tmp_path)
+    assert torch.equal(shift_of(bare), shift_of(balancing))
+
+
+def test_a_sidecar_that_fabric_named_is_read():
+    balancing = equipoise.balance(tiny("deepseek_v3"))
+    named = {f"_forward_module.{key}": value for key, value in balancer_state(balancing).items()}
+    named = {key: value.clone() for key, value in named.items()}
+    restore_state(balancing, named, source="an older file")
+    assert balancing.loaded

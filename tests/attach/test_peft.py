@@ -98,3 +98,46 @@ def test_trainer_saves_and_resumes_an_adapter(tmp_path):
     trainer(model, tmp_path, resumed).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert resumed.metrics(loads=True) == unbroken.metrics(loads=True)
     assert torch.equal(shift_of(resumed), shift_of(unbroken))
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "mixtral"])
+def test_a_gate_that_was_replaced_after_balancing_is_refused(name):
+    """PEFT runs a copy of the gate: moving the original's bias would have no effect."""
+    model = tiny(name)
+    early = equipoise.balance(model, update_rate=0.5)
+    config = peft.LoraConfig(r=2, target_modules=["o_proj"], modules_to_save=["gate"])
+    model = peft.get_peft_model(model, config).train()
+    forward(model, batch()).backward()
+    with pytest.raises(RuntimeError, match=r"layers\.\d\.mlp does not run the gate"):
+        early.step()
+    early.detach()
+    balancing = equipoise.balance(model, update_rate=0.5)
+    forward(model, batch()).backward()
+    balancing.step()
+    assert shift_of(balancing).any()
+
+
+def test_another_adapter_with_its_own_gate_is_refused():
+    model = adapted(modules_to_save=["gate"])
+    balancing = equipoise.balance(model, update_rate=0.5)
+    config = peft.LoraConfig(r=2, target_modules=["o_proj"], modules_to_save=["gate"])
+    model.add_adapter("second", config)
+    model.set_adapter("second")
+    forward(model, batch()).backward()
+    with pytest.raises(RuntimeError, match="set_adapter"):
+        balancing.step()
+    model.set_adapter("default")
+    balancing.step()
+
+
+def test_a_gate_inside_an_adapter_is_in_use():
+    """A LoRA layer calls the gate that it wraps: nothing is replaced."""
+    model = tiny("mixtral")
+    balancing = equipoise.balance(model, update_rate=0.5)
+    config = peft.LoraConfig(
+        r=2, target_modules=["o_proj"], target_parameters=["mlp.experts.down_proj"]
+    )
+    model = peft.get_peft_model(model, config).train()
+    forward(model, batch()).backward()
+    balancing.step()
+    assert shift_of(balancing).any()

@@ -1,10 +1,11 @@
 """The real Trainer: steps, accumulates, evaluates, saves, resumes; adapters keep their sidecar."""
 
 import warnings
+from typing import ClassVar
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 import equipoise
 from tests.attach.families import VOCABULARY
@@ -177,3 +178,74 @@ def test_states_of_others_are_refused(tmp_path):
         equipoise.balance(tiny("deepseek_v3"), "smebu").load(tmp_path)
     with pytest.raises(FileNotFoundError, match="is not there"):
         equipoise.balance(tiny("mixtral")).load(tmp_path / "nowhere")
+
+
+def test_reporters_are_given_the_metrics(tmp_path):
+    """Trainer's own reporters (TensorBoard, W&B) stand before our callback, as this one does."""
+
+    class Reporter(TrainerCallback):
+        rows: ClassVar = []
+
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            self.rows.append(dict(logs))
+
+    model = tiny("deepseek_v3")
+    run = trainer(model, tmp_path, equipoise.balance(model))
+    run.callback_handler.callbacks.insert(0, Reporter())
+    run.train()
+    losses = [row for row in Reporter.rows if "loss" in row]
+    assert len(losses) == 4
+    assert all(row["max_violation"] >= row["imbalance"] >= 0 for row in losses)
+
+
+def test_callbacks_given_before_ours_see_the_metrics_and_run_once(tmp_path):
+    calls = []
+
+    class Reporter(TrainerCallback):
+        def on_init_end(self, *args, **kwargs):
+            calls.append("init")
+
+        def on_train_begin(self, *args, **kwargs):
+            calls.append("begin")
+
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            calls.append("imbalance" in logs)
+
+    model = tiny("deepseek_v3")
+    balancing = equipoise.balance(model)
+    plain = trainer(model, tmp_path)
+    Trainer(
+        model=model,
+        args=plain.args,
+        train_dataset=Text(),
+        callbacks=[Reporter(), balancing.callback()],
+    ).train()
+    # the last row is of the whole training, and has no loss of a step
+    assert calls == ["init", "begin", True, True, True, True, False]
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "mixtral"])
+def test_the_best_model_comes_with_its_own_shift(name, tmp_path):
+    model = tiny(name)
+    balancing = equipoise.balance(model, update_rate=0.5)
+    best = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    run = trainer(
+        model,
+        tmp_path,
+        balancing,
+        load_best_model_at_end=True,
+        metric_for_best_model="early",
+        greater_is_better=True,
+        **best,
+    )
+    run.compute_metrics = lambda _: {"early": -balancing.steps}
+    with warnings.catch_warnings():
+        # transformers issue 48805: it does not restore fused experts
+        warnings.filterwarnings("ignore", message="the experts or gates")
+        run.train()
+    assert run.state.best_model_checkpoint.endswith("checkpoint-1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        saved = equipoise.balance(tiny(name)).load(tmp_path / "checkpoint-1")
+    assert torch.equal(shift_of(balancing), shift_of(saved))
+    assert balancing.steps == 1

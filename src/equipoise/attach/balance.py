@@ -34,7 +34,7 @@ from equipoise.attach.optimizers import check_optimizer, follow_optimizer
 from equipoise.attach.patching import PatchedMethod
 from equipoise.attach.state.sidecar import SaveBeside, load_sidecar, save_sidecar
 from equipoise.attach.step_metrics import BalanceMetrics, step_metrics, step_table
-from equipoise.attach.stepping import check_counted, collect_tallies, update_routers
+from equipoise.attach.stepping import check_counted, check_in_use, collect_tallies, update_routers
 from equipoise.attach.tables import found_table
 
 if TYPE_CHECKING:
@@ -138,6 +138,7 @@ class Balancing:
         `optimizer.step()`.
         """
         self._check_attached()
+        check_in_use(self.routers)
         check_counted(self.routers)
         tallies = collect_tallies(self.routers, self.group)
         for router in self.routers:

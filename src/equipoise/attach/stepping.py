@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch.distributed as dist
 
 from equipoise.attach.count.balanced_router import BalancedRouter
+from equipoise.attach.find.in_use import replaced_parts
 from equipoise.routing import Tally, reduce
 
 
@@ -25,6 +26,23 @@ def check_counted(routers: Sequence[BalancedRouter]) -> None:
             f"{', '.join(missed)}. A fused kernel or a CUDA graph may bypass their hooks; leave "
             "them out by skip=[...] if they are not to be balanced"
         )
+
+
+def check_in_use(routers: Sequence[BalancedRouter]) -> None:
+    """Refuse routers of which something was replaced after balance(): what we move there has no
+    effect, though the block is counted as before.
+    """
+    for router in routers:
+        found = router.found
+        replaced = replaced_parts(found.block, found.gate, found.experts, found.bias)
+        if replaced:
+            raise RuntimeError(
+                f"{router.name} does not run the {' and '.join(replaced)} that balance() found: "
+                "something replaced it since. PEFT does so by modules_to_save=[...], and by "
+                "set_adapter. Wrap the model first (get_peft_model, or let the Trainer do it), "
+                "then balance what it returns; here: balancing.detach(), and "
+                "equipoise.balance(...) of the wrapped model"
+            )
 
 
 def collect_tallies(

@@ -4,6 +4,7 @@ and resumes from them.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,9 +29,13 @@ def make_trainer_callback(balancing: Balancing) -> TrainerCallback:
     class BalancingCallback(base):  # type: ignore[misc, valid-type]
         """Moves the balancers of one model with its Trainer."""
 
+        def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            _move_to_front(self)
+
         def on_train_begin(
             self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
         ) -> None:
+            _move_to_front(self)
             _check_trained_model(balancing, model)
             if state.global_step > 0:
                 _resume_state(balancing, args, state)
@@ -58,7 +63,43 @@ def make_trainer_callback(balancing: Balancing) -> TrainerCallback:
             if state.is_world_process_zero:
                 balancing.save(_checkpoint_folder(args, state))
 
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if args.load_best_model_at_end and state.best_model_checkpoint is not None:
+                _load_best_state(balancing, Path(state.best_model_checkpoint))
+
     return BalancingCallback()
+
+
+def _move_to_front(callback: TrainerCallback) -> None:
+    """Let our callback come before the others of its Trainer.
+
+    Trainer puts those that report (TensorBoard, W&B ...) before the user's own: they would have
+    logged when `on_log` adds our numbers, and uploaded a checkpoint before our file is in it. A
+    callback is not given its handler, so it is looked for among the callers. Moving it while the
+    handler goes through its list is safe: who comes after it keeps his place.
+    """
+    handler_class = import_optional("transformers", extra="hf").trainer_callback.CallbackHandler
+    frame = inspect.currentframe()
+    while frame is not None:
+        handler = frame.f_locals.get("self")
+        if isinstance(handler, handler_class):
+            others = [each for each in handler.callbacks if each is not callback]
+            if len(others) < len(handler.callbacks):
+                handler.callbacks[:] = [callback, *others]
+            return
+        frame = frame.f_back
+
+
+def _load_best_state(balancing: Balancing, folder: Path) -> None:
+    """Trainer has put back the weights of its best checkpoint: their shifts belong to them."""
+    if (folder / sidecar.SIDECAR_NAME).is_file():
+        _check_restored_weights(balancing, sidecar.load_sidecar(balancing, folder), folder)
+    else:
+        warnings.warn(
+            f"Trainer loaded the best model's weights from {folder}, which has no "
+            f"{sidecar.SIDECAR_NAME}: the balancers' state is that of the last step",
+            stacklevel=2,
+        )
 
 
 def _checkpoint_folder(args: Any, state: Any) -> Path:

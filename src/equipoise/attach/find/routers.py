@@ -20,13 +20,15 @@ import torch
 from torch import nn
 
 from equipoise.attach.find.bias import Bias
+from equipoise.attach.find.in_use import module_in_use
 from equipoise.attach.find.probe import NotByTopKError, probe_router
 from equipoise.attach.find.quirks import BIAS_NAMES, is_hash_router
 from equipoise.attach.find.routing_spec import RoutingSpec
 
 # names that wrappers add to a module's path; never part of a router's name
 _WRAPPERS = re.compile(
-    r"\b(base_model\.model|module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+    r"\b(base_model\.model|module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module"
+    r"|_forward_module|_original_module)\."
 )
 
 
@@ -104,7 +106,7 @@ def find_routers(model: nn.Module, skip: Sequence[str] = ()) -> FoundRouters:
 
 
 def plain_name(path: str) -> str:
-    """A module's name without what PEFT, DDP, FSDP and torch.compile put before it."""
+    """A module's name without what PEFT, DDP, FSDP, Fabric and torch.compile put before it."""
     return _WRAPPERS.sub("", path)
 
 
@@ -143,7 +145,8 @@ def _describe_router(model: nn.Module, path: str, block: nn.Module, gate_name: s
         ) from None
     bias = None if spec.bias is None else _locate_bias(block, spec.bias, path)
     _check_bias(name, block, gate_name, spec)
-    gate, experts = block.get_submodule(gate_name), block.get_submodule("experts")
+    gate = module_in_use(block.get_submodule(gate_name))
+    experts = module_in_use(block.get_submodule("experts"))
     return FoundRouter(name, block, gate, experts, _enclosing_layer(model, path), spec, bias)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from equipoise.attach.find.routers import plain_name
 from equipoise.attach.state.fingerprint import weight_fingerprint
 from equipoise.balancing.shift.settling import belongs_to_settling
 from equipoise.storage.atomic import replace_file
@@ -109,7 +110,8 @@ def restore_state(balancing: Balancing, tensors: dict[str, Tensor], source: str)
     by_router: dict[str, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         router_name, _, name = key.rpartition("/")
-        by_router.setdefault(router_name, {})[name] = value
+        # files of before may have names with a wrapper's prefix
+        by_router.setdefault(plain_name(router_name + ".")[:-1], {})[name] = value
     names = {router.name for router in balancing.routers}
     if names != set(by_router):
         raise ValueError(
