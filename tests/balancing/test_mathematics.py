@@ -144,3 +144,13 @@ def test_a_histogram_finds_its_quantile():
     torch.testing.assert_close(move, torch.full_like(move, -0.45), rtol=0, atol=2 / 64)
     assert (next_width < 2).all()
     assert torch.equal(width, torch.ones(3))
+
+
+def test_balanced_experts_have_no_gap_in_batches_of_many_millions():
+    # in float32, 255 * 131,073 is not a whole number any more
+    loads = torch.full((255,), 131_073)
+    weights = torch.ones(255, dtype=torch.float64)
+    loads[0] += 3
+    loads[1] -= 3
+    found = gap.load_gap(loads, weights, 255.0)
+    assert found.tolist() == [-3.0, 3.0, *[0.0] * 253]

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from equipoise.balancing.penalties import Penalty
 from equipoise.balancing.precise import Precise
 from equipoise.routing import Groups, Routing, Tally, route
-from equipoise.routing.checks import number_if_readable, require_on_device
+from equipoise.routing.checks import is_readable, number_if_readable, require_on_device
 
 
 class Balancer(Precise, ABC):
@@ -43,7 +43,7 @@ class Balancer(Precise, ABC):
     @property
     def shift_or_zeros(self) -> Tensor:
         """(E,): what is added to scores before the choice; zeros for methods that have no shift."""
-        return torch.zeros(self.num_experts, device=self.steps.device)
+        return torch.zeros(self.num_experts, dtype=torch.float32, device=self.steps.device)
 
     @property
     def tokens_are_independent(self) -> bool:
@@ -62,7 +62,7 @@ class Balancer(Precise, ABC):
         self.num_experts = num_experts
         self.top_k = top_k
         self.penalties = nn.ModuleList()
-        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.keep_buffer("steps", 0, dtype=torch.int64)
 
     def fix_sampling_stride(self, tokens: int) -> None:
         """Forwards of `tokens` tokens will come in parts: a sample whose stride depends on the
@@ -144,7 +144,7 @@ class Balancer(Precise, ABC):
     def update(self, tally: Tally) -> None:
         """Move the state by what was counted since the last update.
 
-        Call it once after every optimizer step.
+        Call it once after every optimizer step. A tally without tokens changes nothing but `steps`.
         """
         if not self.training:
             raise RuntimeError(
@@ -152,11 +152,30 @@ class Balancer(Precise, ABC):
                 ".train() first if this is a training step"
             )
         tally = self._check_tally(tally)
+        some = tally.loads.sum() > 0
+        if not is_readable(some):
+            self._learn_where(some, tally)
+        elif some:
+            self._learn(tally)
+        self.steps += 1
+
+    def _learn(self, tally: Tally) -> None:
+        """Move the state and the penalties' by a tally that was checked."""
         self._move(tally)
         for penalty in self.penalties:
             assert isinstance(penalty, Penalty)
             penalty.see(tally)
-        self.steps += 1
+
+    def _learn_where(self, some: Tensor, tally: Tally) -> None:
+        """The same on a device that must not wait: what an empty tally changed is put back.
+
+        A batch without tokens shows nothing. A rule would still forget by it, or repeat its last
+        step.
+        """
+        before = {name: value.clone() for name, value in self.state_dict().items()}
+        self._learn(tally)
+        for name, value in self.state_dict().items():
+            value.copy_(torch.where(some, value, before[name]))
 
     @abstractmethod
     def _move(self, tally: Tally) -> None:

@@ -69,14 +69,14 @@ class AuxiliaryLoss(Penalty):
         self._target = target
 
     def build(self, num_experts: int) -> None:
-        weights = (
-            torch.ones(num_experts)
-            if self._target is None
-            else torch.as_tensor(self._target, dtype=torch.float32)
-        )
-        self.register_buffer("weights", weights / weights.mean(), persistent=False)
+        weights = torch.as_tensor(
+            [1.0] * num_experts if self._target is None else self._target,
+            dtype=torch.float32,
+            device="cpu",
+        ).detach()
+        self.keep_buffer("weights", weights / weights.mean(), (num_experts,), persistent=False)
         if self.scope == "global":
-            self.register_buffer("frequencies", torch.ones(num_experts))
+            self.keep_buffer("frequencies", 1.0, (num_experts,))
 
     def forward(
         self, scores: Tensor, routing: Routing, logits: Tensor | None, sequences: Tensor | None
@@ -107,7 +107,7 @@ class AuxiliaryLoss(Penalty):
     def _relative_frequencies(self, loads: Tensor) -> Tensor:
         """f (..., E): 1 where loads are as they should be."""
         return loads / (
-            loads.sum(-1, keepdim=True).clamp_min(1)
+            loads.sum(-1, keepdim=True).clamp_min(1).float()
             / loads.shape[-1]
             * self.weights.to(loads.device)
         )

@@ -25,15 +25,16 @@ class Target(Precise):
 
     def __init__(self, num_experts: int, top_k: int, weights: Weights = None) -> None:
         super().__init__()
-        chosen = torch.ones(num_experts) if weights is None else weights
         # floats go straight to float64: by way of float32, torch's default, 0.1 would be 1.5e-9 too
-        # large
-        chosen = torch.as_tensor(chosen, dtype=torch.float64, device="cpu").detach()
+        # large. On the CPU, since they are looked at: torch.device("meta") has no values
+        chosen = torch.as_tensor(
+            [1.0] * num_experts if weights is None else weights, dtype=torch.float64, device="cpu"
+        ).detach()
         _check_weights(chosen, num_experts, top_k)
         self.top_k = top_k
         self.whole = float(chosen.sum())
         # not saved: a target is what the user asks for, not what was learnt
-        self.register_buffer("weights", chosen, persistent=False)
+        self.keep_buffer("weights", chosen, (num_experts,), dtype=torch.float64, persistent=False)
 
     def loads(self, total: Tensor) -> Tensor:
         """(E,) float64: the loads that `total` choices should give."""

@@ -37,7 +37,8 @@ class BIP(PlanSolver):
         if rounds < 1:
             raise ValueError(f"bip needs at least 1 round, not {rounds}")
         self.rounds = rounds
-        self._greatest_share = float((self.target.weights / self.target.weights.sum()).max())
+        weights = self.target.first_value("weights")
+        self._greatest_share = float((weights / weights.sum()).max())
 
     def plan(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
         """score - b, (T, E)."""

@@ -60,7 +60,9 @@ class ExpertChoice(BatchSolver):
             scale=scale,
         )
         experts = routing.experts.masked_fill(~taken.gather(1, routing.experts), self.num_experts)
-        margin = torch.full(routing.experts.shape[:1], torch.inf, device=scores.device)
+        margin = torch.full(
+            routing.experts.shape[:1], torch.inf, dtype=torch.float32, device=scores.device
+        )
         return routing._replace(experts=experts, loads=taken.sum(0), margin=margin)
 
     def _take(self, scores: Tensor, mask: Tensor | None) -> Tensor:

@@ -23,11 +23,13 @@ def load_gap(loads: Tensor, weights: Tensor, weight_sum: float) -> Tensor:
     exactly 0 even where T K / E is not a whole number (49 * (1 / 49) is not 1).
     """
     total = loads.sum()
-    gap = (total * weights - weight_sum * loads) / weight_sum
+    # in float64: a number times whole ones would be of torch's default dtype, and float32 is not
+    # exact beyond 16.7 million choices
+    gap = (total * weights - weight_sum * loads.double()) / weight_sum
     # weights such as 0.1 are rounded, and so is their sum: what that leaves is no gap
-    return torch.where(gap.abs() <= ROUNDING * total, 0.0, gap)
+    return torch.where(gap.abs() <= ROUNDING * total.double(), 0.0, gap)
 
 
 def token_count(loads: Tensor, top_k: int) -> Tensor:
     """T, (): the tokens behind these loads; at least 1, so that it can divide."""
-    return (loads.sum() / top_k).clamp_min(1.0)
+    return (loads.sum().float() / top_k).clamp_min(1.0)

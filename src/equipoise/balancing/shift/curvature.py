@@ -30,9 +30,6 @@ are state, frozen between updates. Nothing waits for the device.
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
 from equipoise.balancing.mathematics.curvature_state import BatchEvidence, CurvatureState
@@ -47,6 +44,9 @@ from equipoise.balancing.shift.flips import FlipMove
 from equipoise.balancing.shift.quantile import runner_up_and_margin
 from equipoise.balancing.target import Target
 from equipoise.routing import Routing, Tally
+
+# what states of before 2026-11-18 lack, or have under another name
+_LATER_BUFFERS = ("usual_tokens", "doubt", "trail_gap", "trail_step")
 
 
 class CurvatureMove(Direction):
@@ -77,24 +77,26 @@ class CurvatureMove(Direction):
 
     def build(self, num_experts: int) -> None:
         self.flips.build(num_experts)
-        self.register_buffer("bandwidth", torch.tensor(FIRST_BANDWIDTH))
-        self.register_buffer("graph", torch.zeros(num_experts, num_experts))
-        self.register_buffer("seen", torch.zeros(num_experts))
-        self.register_buffer("batches", torch.tensor(0.0))
-        self.register_buffer("gain", torch.tensor(FIRST_GAIN))
-        self.register_buffer("usual", torch.tensor(0.0))
-        for name, value in _later_buffers(num_experts).items():
-            self.register_buffer(name, value)
+        self.keep_buffer("bandwidth", FIRST_BANDWIDTH)
+        self.keep_buffer("graph", 0.0, (num_experts, num_experts))
+        self.keep_buffer("seen", 0.0, (num_experts,))
+        self.keep_buffer("batches", 0.0)
+        self.keep_buffer("gain", FIRST_GAIN)
+        self.keep_buffer("usual", 0.0)
+        self.keep_buffer("usual_tokens", 0.0)
+        self.keep_buffer("doubt", 1.0, (num_experts,))
+        self.keep_buffer("trail_gap", 0.0, (num_experts,))
+        self.keep_buffer("trail_step", 0.0, (num_experts,))
 
-    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
+    def upgrade_state(self, state_dict: dict[str, Tensor], prefix: str) -> None:
         """States of before 2026-11-18 have only the last residual for a trail, and neither doubt
         nor usual_tokens.
         """
         if prefix + "last_gap" in state_dict:
-            for name, value in _later_buffers(len(self.doubt)).items():
+            for name in _LATER_BUFFERS:
                 old = name.replace("trail", "last")
-                state_dict[prefix + name] = state_dict.pop(prefix + old, value)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+                first = self.first_value(name)
+                state_dict[prefix + name] = state_dict.pop(prefix + old, first)
 
     def count(self, scores: Tensor, routing: Routing, shift: Tensor) -> dict[str, Tensor]:
         pairs = count_pairs(routing, scores.shape[1], self.bandwidth.to(scores.device))
@@ -103,11 +105,9 @@ class CurvatureMove(Direction):
     def forward(self, tally: Tally, target: Target) -> Tensor:
         before = self._state()
         step, after = curvature_step(before, self._evidence(tally, target))
-        # a batch without tokens shows nothing, and changes nothing
-        some = tally.loads.sum() > 0
         for old, new in zip(before, after, strict=True):
-            old.copy_(torch.where(some, new, old))
-        return torch.where(some, step, 0.0)
+            old.copy_(new)
+        return step
 
     def _state(self) -> CurvatureState:
         """The buffers themselves."""
@@ -125,16 +125,6 @@ class CurvatureMove(Direction):
             flip_want=target.loads(flips.sum(1).double() * target.top_k),
             flip_slack=self.flips.slack,
         )
-
-
-def _later_buffers(num_experts: int) -> dict[str, Tensor]:
-    """First values of what older states lack or have under another name."""
-    return {
-        "usual_tokens": torch.tensor(0.0),
-        "doubt": torch.ones(num_experts),
-        "trail_gap": torch.zeros(num_experts),
-        "trail_step": torch.zeros(num_experts),
-    }
 
 
 def count_pairs(routing: Routing, num_experts: int, bandwidth: Tensor) -> Tensor:

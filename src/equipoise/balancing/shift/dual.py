@@ -54,12 +54,12 @@ class Dual(Balancer):
         self.parts = nn.ModuleList(parts)
         self.geometry = geometry
         self.target = Target(num_experts, top_k, target)
-        self.register_buffer("shift", torch.zeros(num_experts))
+        self.keep_buffer("shift", 0.0, (num_experts,))
         # a rule that already weighs noise against drift has nothing left to smooth
         self.settling = None if direction.filters_noise else Settling(num_experts)
         # the update at which the shift comes to rest, and over how many it slows down
-        self.register_buffer("rest_at", torch.tensor(torch.inf))
-        self.register_buffer("rest_over", torch.tensor(1.0))
+        self.keep_buffer("rest_at", torch.inf)
+        self.keep_buffer("rest_over", 1.0)
         for module in (direction, *self.parts):
             module.build(num_experts)
 

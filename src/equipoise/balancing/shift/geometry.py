@@ -13,6 +13,7 @@ shifts of either sign. The usual entropy would hold a shift on the side of 0 whe
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor
 
@@ -31,4 +32,5 @@ def hypentropy(width: float) -> Geometry:
     if not width > 0:
         raise ValueError(f"width must be positive, not {width}")
 
-    return lambda shift, step: hypentropy_move(shift, step, width)
+    # not a lambda: balancers are pickled, saved whole and sent to other processes
+    return partial(hypentropy_move, width=width)

@@ -6,7 +6,6 @@ the step. Parts that remember keep what they remember in buffers, so that it is 
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from equipoise.balancing.mathematics.steps import (
@@ -95,7 +94,7 @@ class _Remembering(Part):
             raise ValueError(
                 f"this {type(self).__name__} already belongs to a balancer: make one for each"
             )
-        self.register_buffer("memory", torch.zeros(num_experts))
+        self.keep_buffer("memory", 0.0, (num_experts,))
 
     def remember(self, value: Tensor) -> Tensor:
         """Keep a value (E,) until the next update, and return it."""

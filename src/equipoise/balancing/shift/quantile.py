@@ -69,7 +69,7 @@ class QuantileMove(Direction):
         self.slack = slack
 
     def build(self, num_experts: int) -> None:
-        self.register_buffer("width", torch.full((num_experts,), FIRST_WIDTH))
+        self.keep_buffer("width", FIRST_WIDTH, (num_experts,))
 
     @staticmethod
     def distance(scores: Tensor, routing: Routing, shift: Tensor) -> Tensor:

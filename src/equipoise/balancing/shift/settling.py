@@ -22,8 +22,6 @@ settled shift. Training never routes by the settled one. Figures are in docs/log
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -42,11 +40,11 @@ class Settling(Precise):
 
     def __init__(self, num_experts: int) -> None:
         super().__init__()
-        self.register_buffer("recent", torch.zeros(LONG_LAG, num_experts))
-        self.register_buffer("settled", torch.zeros(num_experts))
-        self.register_buffer("moved_short", torch.tensor(0.0))
-        self.register_buffer("moved_long", torch.tensor(0.0))
-        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.keep_buffer("recent", 0.0, (LONG_LAG, num_experts))
+        self.keep_buffer("settled", 0.0, (num_experts,))
+        self.keep_buffer("moved_short", 0.0)
+        self.keep_buffer("moved_long", 0.0)
+        self.keep_buffer("seen", 0, dtype=torch.int64)
 
     def of(self, shift: Tensor) -> Tensor:
         """The settled shift, if `shift` is where the last update left it; else `shift` itself."""
@@ -62,15 +60,13 @@ class Settling(Precise):
         for name, value in smooth_shift(state, before, after)._asdict().items():
             getattr(self, name).copy_(value)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
+    def upgrade_state(self, state_dict: dict[str, Tensor], prefix: str) -> None:
         """A state saved before there was settling has none of these: it starts at the next
         update.
         """
         if not any(prefix + name in state_dict for name in self._buffers):
-            state_dict |= {
-                prefix + name: torch.zeros_like(mine) for name, mine in self.state_dict().items()
-            }
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+            for name in self._buffers:
+                state_dict[prefix + name] = self.first_value(name)
 
 
 def belongs_to_settling(name: str) -> bool:

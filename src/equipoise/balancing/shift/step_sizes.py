@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor
 
@@ -17,14 +18,13 @@ StepSize = Callable[[Tensor], Tensor]
 
 def inverse_steps(update_rate: float) -> StepSize:
     """u / n: the paper's choice for its regret bound (Theorem 17)."""
-    rate = checked_rate(update_rate)
-    return lambda n: inverse_size(rate, n)
+    # not a lambda: balancers are pickled, saved whole and sent to other processes
+    return partial(inverse_size, checked_rate(update_rate))
 
 
 def inverse_sqrt_steps(update_rate: float) -> StepSize:
     """u / sqrt(n): the paper's lowest validation loss (its Table 1)."""
-    rate = checked_rate(update_rate)
-    return lambda n: inverse_sqrt_size(rate, n)
+    return partial(inverse_sqrt_size, checked_rate(update_rate))
 
 
 def checked_rate(value: float) -> float:
