@@ -2,7 +2,8 @@
 
     import equipoise.assignment          # FutureWarning: ... is now equipoise.optimum
 
-The old name is the very same module, not a second copy of it, so that classes stay one.
+The old name is the very same module, not a second copy of it, so that classes stay one. Names
+inside a module that have changed are kept by the module itself (storage/renamed.py).
 """
 
 from __future__ import annotations
@@ -52,24 +53,12 @@ MOVED = {
 }
 """old name -> new name, both below `equipoise`"""
 
-RENAMED = {
-    "assignment.iterate": {
-        "Path": "optimum.loop.LoopPath",
-        "choose": "optimum.loop.choose_top_k",
-        "deepseek": "optimum.loop.deepseek_rule",
-        "inverse": "optimum.loop.inverse_rule",
-        "inverse_sqrt": "optimum.loop.inverse_sqrt_rule",
-    },
-    "theorems.regret": {"descend": "theorems.evidence.journeys.run_descents"},
-}
-"""old module -> names in it that were documented -> where they are now"""
-
 
 class _SameModule(importlib.abc.Loader):
     """Loads the module of the new name under the old one."""
 
-    def __init__(self, old: str, new: str) -> None:
-        self._old, self._new = old, new
+    def __init__(self, new: str) -> None:
+        self._new = new
         self._own_spec: importlib.machinery.ModuleSpec | None = None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
@@ -84,9 +73,6 @@ class _SameModule(importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         # the import system has just given the module the old name's spec
         module.__spec__ = self._own_spec
-        for name, place in RENAMED.get(self._old, {}).items():
-            home, now = f"equipoise.{place}".rsplit(".", 1)
-            setattr(module, name, getattr(importlib.import_module(home), now))
 
 
 class _KeepsFunctions(ModuleType):
@@ -112,10 +98,8 @@ class _MovedFinder(importlib.abc.MetaPathFinder):
         if old not in MOVED or old == name:
             return None
         new = f"equipoise.{MOVED[old]}"
-        renamed = RENAMED.get(old, {}).items()
-        also = "".join(f"; its {one} is now equipoise.{place}" for one, place in renamed)
-        warnings.warn(f"{name} is now {new}{also}", FutureWarning, stacklevel=2)
-        return importlib.machinery.ModuleSpec(name, _SameModule(old, new))
+        warnings.warn(f"{name} is now {new}", FutureWarning, stacklevel=2)
+        return importlib.machinery.ModuleSpec(name, _SameModule(new))
 
 
 def keep_old_names() -> None:

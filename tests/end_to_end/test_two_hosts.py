@@ -2,7 +2,10 @@
 
 import json
 import os
+import secrets
+import shutil
 import sys
+import tempfile
 import time
 from pydoc_data.topics import topics
 
@@ -129,9 +132,25 @@ def both_have_checkpoints(folder):
 
 
 @pytest.fixture
-def cluster(hosts, tmp_path):
-    """A Ray node on each host, with one CPU. Ray's sockets need a folder with a short name."""
+def short_folder():
+    folder = tempfile.mkdtemp(prefix="eq-")
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def cluster(hosts, tmp_path, monkeypatch, short_folder):
+    """A Ray node on each host, with one CPU, in a folder of its own.
+
+    The folder's name is short, since Ray's sockets are in it; in /tmp/ray they would leave the
+    address of a cluster that is gone, which the next ray.init() here would look for.
+    """
     pytest.importorskip("ray", reason="no ray: its engine is not tried")
+    monkeypatch.setenv("RAY_TMPDIR", short_folder)
+    # a token of this cluster alone: nodes that find the user's own in some places and none in
+    # others refuse each other
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
     ray = os.path.join(os.path.dirname(sys.executable), "ray")
     same = ["--num-cpus", "1", "--object-store-memory", str(80 * 2**20)]
     head = ["--head", "--port", "6399", "--include-dashboard", "false"]

@@ -24,6 +24,11 @@ from equipoise.balancing.precise import Precise
 from equipoise.routing import Groups, Routing, Tally, route
 from equipoise.routing.checks import is_readable, number_if_readable, require_on_device
 
+_RENAMED_METHODS = {
+    "judges_tokens_apart": "tokens_are_independent",
+    "expect_parts": "fix_sampling_stride",
+}
+
 
 class Balancer(Precise, ABC):
     """The base of all balancers. `steps` counts the updates made, and is saved with the state."""
@@ -52,6 +57,13 @@ class Balancer(Precise, ABC):
         A forward can then be cut into parts that choose what the whole would choose.
         """
         return not self.penalties
+
+    def __init_subclass__(cls, **more: object) -> None:
+        """A balancer of one's own that still has an old name would be passed over silently."""
+        super().__init_subclass__(**more)
+        for old, new in _RENAMED_METHODS.items():
+            if old in vars(cls):
+                raise TypeError(f"{cls.__name__}.{old} is now called {new}: rename it")
 
     def __init__(self, num_experts: int, top_k: int) -> None:
         super().__init__()

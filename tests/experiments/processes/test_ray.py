@@ -35,6 +35,8 @@ def started(tries=4):
     """Ray gives its parts 30 seconds to start; a busy machine may need a second round."""
     try:
         return ray.init(
+            # not whatever cluster another session left the address of
+            address="local",
             num_cpus=2,
             include_dashboard=False,
             object_store_memory=80 * 2**20,
