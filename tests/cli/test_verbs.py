@@ -1,5 +1,6 @@
 """Every verb is a public function of the same arguments; old flags and arguments say new ones."""
 
+import dataclasses
 import inspect
 import subprocess
 import sys
@@ -156,3 +157,14 @@ def test_old_arguments_say_the_new_ones():
 @pytest.mark.parametrize("function", [equipoise.compare, equipoise.sweep])
 def test_parallelism_has_one_name_in_python(function):
     assert "workers" in inspect.signature(function).parameters
+
+
+@pytest.mark.parametrize("name", ["run[lr=1e-3]", "[red]x[/nope]"])
+def test_brackets_in_a_stream_are_no_markup(name, capsys):
+    """A folder or a layer may have any name: it is shown as it is, after all the work."""
+    from equipoise.cli.arena import _show_cells
+
+    results = equipoise.demo(["none"], steps=3, tokens=64, experts=8, top_k=2)
+    rows = [dataclasses.replace(row, stream=name) for row in results.rows]
+    _show_cells(dataclasses.replace(results, rows=rows), every_rate=True)
+    assert f"{name}: floor" in capsys.readouterr().out

@@ -19,7 +19,7 @@ from torch import Tensor
 from equipoise.arena.reference import StreamReference, affinity_origin
 from equipoise.arena.streams.stream import Batch, Stream
 from equipoise.balancing import Balancer, method_spec, resolve_balancer
-from equipoise.results.arena import CellResult
+from equipoise.results.arena import CellResult, DivergedCell
 from equipoise.routing import Routing, idle_share, metrics
 from equipoise.storage.renamed import old_names
 
@@ -87,8 +87,10 @@ class Cell:
 
 def run_cells(
     cells: list[Cell], reference: StreamReference, on_step: Callable[[], None] = lambda: None
-) -> Iterator[CellResult]:
-    """Cells of one stream, side by side, so that its batches are made once."""
+) -> Iterator[CellResult | DivergedCell]:
+    """Cells of one stream, side by side, so that its batches are made once. One that diverges is
+    left behind, and the others continue.
+    """
     stream = cells[0].stream
     runs = [_CellRun(cell, reference) for cell in cells]
     for step in range(stream.steps):
@@ -109,15 +111,22 @@ class _CellRun:
         self.loads: list[Tensor] = []
         self.kept: list[float] = []
         self.switched: list[float] = []
+        self.diverged_after: int | None = None
+        """steps, once the shift is not finite"""
 
     def take_step(self, step: int, batch: Batch) -> None:
-        """Route the batch, note the figures, then learn from it."""
+        """Route the batch, note the figures, then learn from it; nothing once it has diverged."""
+        if self.diverged_after is not None:
+            return
         routing = self._route(batch)
         levels = metrics(routing.loads, target=self.cell.stream.target)
         self.imbalance.append(float(levels["imbalance"]))
         self.max_violation.append(float(levels["max_violation"]))
         self.loads.append(routing.loads)
         self._learn(batch, routing)
+        if not bool(self.rule.shift_or_zeros.isfinite().all()):
+            self.diverged_after = step + 1
+            return
         if str(step) in self.reference.optimum:
             optimum = self.reference.optimum[str(step)]
             # an optimum of 0: all scores are alike
@@ -137,8 +146,10 @@ class _CellRun:
             routing = self._route(batch)
         self.rule.update(self.rule.tally(batch.scores, routing))
 
-    def result(self) -> CellResult:
+    def result(self) -> CellResult | DivergedCell:
         cell, steady = self.cell, slice(-max(1, len(self.imbalance) // 3), None)
+        if self.diverged_after is not None:
+            return DivergedCell(cell.stream.name, cell.balancer, cell.rate, self.diverged_after)
         level, floor = float(np.mean(self.imbalance[steady])), self.reference.floor
         near = (step for step, value in enumerate(self.imbalance) if value <= 2 * floor)
         return CellResult(

@@ -12,6 +12,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from equipoise.arena.cells import Cell, run_cells
 from equipoise.arena.folder import ArenaFolder
 from equipoise.arena.reference import StreamReference
 from equipoise.arena.streams.stream import Stream
+from equipoise.arena.workers import JobNotes, end_with_parent, note_job
 from equipoise.balancing import method_spec
-from equipoise.results.arena import CellResult
+from equipoise.results.arena import CellResult, DivergedCell
 from equipoise.storage.renamed import old_names
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -71,14 +73,21 @@ def contest(
     out: str | Path | None = None,
     workers: int | None = None,
     on_cell: CellsDone = lambda cells: None,
+    on_diverged: Callable[[DivergedCell], None] = lambda cell: None,
 ) -> list[CellResult]:
-    """Run what is not in the folder yet; the results in the order of the cells.
+    """Run what is not in the folder yet; the results in the order of the cells, without those that
+    diverged.
 
     Args:
         cells: from plan_cells.
         out: the folder; None: one that is removed afterwards.
         workers: processes; by default as many as there are processors. 1 runs in this process.
         on_cell: called with the number of cells that were finished.
+        on_diverged: called at the end with each cell that has no figures, since its shift became
+            NaN or infinite.
+
+    Raises:
+        ChildProcessError: when a worker was killed. What is finished is in the folder.
     """
     with nullcontext(out) if out is not None else tempfile.TemporaryDirectory() as path:
         folder = ArenaFolder(Path(path))
@@ -88,14 +97,21 @@ def contest(
         try:
             _run_missing(missing, folder, workers or os.cpu_count() or 1, on_cell)
         except KeyboardInterrupt:
-            done = sum(folder.cell_path(cell).exists() for cell in cells)
-            kept = (
-                f"{done} of {len(cells)} cells are in {out}, the same command continues"
-                if out
-                else "nothing was kept, since there is no --out"
-            )
-            raise KeyboardInterrupt(f"stopped: {kept}") from None
-        return [folder.load_cell(cell) for cell in cells]
+            raise KeyboardInterrupt(f"stopped: {_what_is_kept(cells, folder, out)}") from None
+        except ChildProcessError as error:
+            raise ChildProcessError(f"{error}: {_what_is_kept(cells, folder, out)}") from None
+        ended = [folder.load_cell(cell) for cell in cells]
+        for each in ended:
+            if isinstance(each, DivergedCell):
+                on_diverged(each)
+        return [each for each in ended if isinstance(each, CellResult)]
+
+
+def _what_is_kept(cells: Sequence[Cell], folder: ArenaFolder, out: str | Path | None) -> str:
+    done = sum(folder.cell_path(cell).exists() for cell in cells)
+    if out is None:
+        return "nothing was kept, since there is no --out"
+    return f"{done} of {len(cells)} cells are in {out}, the same command continues"
 
 
 def _run_missing(
@@ -108,8 +124,12 @@ def _run_missing(
                 on_cell(_run_job(job, reference, folder))
         return
     context = multiprocessing.get_context("spawn")
-    with _one_thread_each(), ProcessPoolExecutor(workers, mp_context=context) as pool:
-        _hand_out(missing, folder, pool, on_cell)
+    notes = JobNotes(context)
+    pool = ProcessPoolExecutor(
+        workers, mp_context=context, initializer=end_with_parent, initargs=(notes.queue,)
+    )
+    with _one_thread_each(), pool:
+        _hand_out(missing, folder, pool, notes, on_cell)
 
 
 @contextmanager
@@ -125,18 +145,23 @@ def _one_thread_each() -> Iterator[None]:
 
 
 def _hand_out(
-    missing: list[Cell], folder: ArenaFolder, pool: ProcessPoolExecutor, on_cell: CellsDone
+    missing: list[Cell],
+    folder: ArenaFolder,
+    pool: ProcessPoolExecutor,
+    notes: JobNotes,
+    on_cell: CellsDone,
 ) -> None:
     """References first, of the largest streams before others; a stream's cells as soon as its
     reference is there.
     """
     order = sorted(_group_by_stream(missing), key=lambda cells: -cells[0].stream.num_experts)
     waiting: dict[Future[Any], list[Cell] | None] = {
-        pool.submit(folder.find_reference, cells[0].stream): cells for cells in order
+        pool.submit(_find_reference, cells[0].stream, folder): cells for cells in order
     }
     try:
         while waiting:
             done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+            notes.collect()
             for future in done:
                 cells = waiting.pop(future)
                 if cells is None:
@@ -145,6 +170,8 @@ def _hand_out(
                 reference = future.result()
                 for job in _group_by_balancer(cells):
                     waiting[pool.submit(_run_job, job, reference, folder)] = None
+    except BrokenProcessPool:
+        raise ChildProcessError(notes.describe_killed(pool)) from None
     except BaseException:
         _stop_pool(pool)
         raise
@@ -175,7 +202,13 @@ def _group_by_balancer(cells: Iterable[Cell]) -> list[list[Cell]]:
     return list(groups.values())
 
 
+def _find_reference(stream: Stream, folder: ArenaFolder) -> StreamReference:
+    note_job(f"the reference of {stream.name}")
+    return folder.find_reference(stream)
+
+
 def _run_job(cells: list[Cell], reference: StreamReference, folder: ArenaFolder) -> int:
+    note_job(f"{cells[0].balancer} on {cells[0].stream.name}")
     for cell, result in zip(cells, run_cells(cells, reference), strict=True):
         folder.save_cell(cell, result)
     return len(cells)

@@ -9,7 +9,7 @@ from equipoise.arena.contest import contest, default_devices
 from equipoise.arena.run_arena import CellProgress, no_progress
 from equipoise.arena.streams.drifting import DriftingLogits
 from equipoise.balancing import method_specs
-from equipoise.results.arena import ArenaResults
+from equipoise.results.arena import ArenaResults, DivergedCell
 
 # Those that set a shift before they see a token. Solvers of the batch answer another question, and
 # slowly: they can be asked for by name.
@@ -56,5 +56,11 @@ def demo(
     for cell in cells:
         # a wrong name or size is reported before anything runs
         cell.make_balancer()
-    rows = contest(cells, workers=1, on_cell=lambda done: on_progress(done, len(cells)))
-    return ArenaResults("demo", rows)
+    diverged: list[DivergedCell] = []
+    rows = contest(
+        cells,
+        workers=1,
+        on_cell=lambda done: on_progress(done, len(cells)),
+        on_diverged=diverged.append,
+    )
+    return ArenaResults("demo", rows, diverged=diverged)

@@ -15,7 +15,13 @@ from pathlib import Path
 from equipoise.arena.cells import CELL_FORMAT, Cell
 from equipoise.arena.reference import StreamReference, reference_for
 from equipoise.arena.streams.stream import Stream
-from equipoise.results.arena import ARENA_MANIFEST, ArenaManifest, CellResult, load_cell
+from equipoise.results.arena import (
+    ARENA_MANIFEST,
+    ArenaManifest,
+    CellResult,
+    DivergedCell,
+    load_cell,
+)
 from equipoise.storage.atomic import remove_unfinished, write_json
 from equipoise.storage.json_files import JsonObject, read_json_object
 
@@ -45,7 +51,7 @@ class ArenaFolder:
         """Whether it is there and not damaged: otherwise it is run again."""
         return _read_if_whole(self.cell_path(cell)) is not None
 
-    def load_cell(self, cell: Cell) -> CellResult:
+    def load_cell(self, cell: Cell) -> CellResult | DivergedCell:
         path = self.cell_path(cell)
         try:
             return load_cell(path)
@@ -54,7 +60,7 @@ class ArenaFolder:
                 f"{path} was there and is gone: does another program write to this folder?"
             ) from None
 
-    def save_cell(self, cell: Cell, result: CellResult) -> None:
+    def save_cell(self, cell: Cell, result: CellResult | DivergedCell) -> None:
         write_json(self.cell_path(cell), asdict(result))
 
     def find_reference(self, stream: Stream) -> StreamReference:

@@ -12,7 +12,7 @@ from pathlib import Path
 from equipoise.arena.contest import contest, plan_cells
 from equipoise.arena.streams.catalogue import DEFAULT_STREAMS, distinct_streams, find_streams
 from equipoise.balancing import method_specs
-from equipoise.results.arena import ArenaResults
+from equipoise.results.arena import ArenaResults, DivergedCell
 
 CellProgress = Callable[[int, int], None]
 """called with how many cells were finished just now, and how many there are in all"""
@@ -58,7 +58,12 @@ def run_arena(
     )
     chosen = balancers or [spec.name for spec in method_specs() if spec.arena_default]
     cells = plan_cells(found, chosen, rates, devices=devices, tally_every=tally_every)
+    diverged: list[DivergedCell] = []
     rows = contest(
-        cells, out=out, workers=workers, on_cell=lambda done: on_progress(done, len(cells))
+        cells,
+        out=out,
+        workers=workers,
+        on_cell=lambda done: on_progress(done, len(cells)),
+        on_diverged=diverged.append,
     )
-    return ArenaResults(", ".join(streams) or "the default streams", rows)
+    return ArenaResults(", ".join(streams) or "the default streams", rows, diverged=diverged)

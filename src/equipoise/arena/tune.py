@@ -18,7 +18,7 @@ from equipoise.arena.contest import contest, plan_cells
 from equipoise.arena.run_arena import CellProgress, no_progress
 from equipoise.arena.streams.catalogue import find_streams
 from equipoise.balancing import method_spec, method_specs
-from equipoise.results.arena import CellResult
+from equipoise.results.arena import CellResult, DivergedCell
 
 INTERVAL_DRAWS = 2000
 FEWEST_STEPS = 24
@@ -46,6 +46,8 @@ class Advice:
     within_noise: bool
     edge: bool
     """whether the best rate is the last one tried, so that a better one may lie beyond"""
+    diverged: tuple[DivergedCell, ...] = ()
+    """cells that had no figures to compare"""
 
     def paragraph(self) -> str:
         """The advice in words, with its evidence and its limits."""
@@ -65,6 +67,7 @@ class Advice:
             f"{self.high:+.1%}). {verdict}{beyond if self.edge else ''} Cells were chosen on one "
             "half of the steady steps and judged on the other. A replay cannot know how the router "
             "would have reacted: confirm by a short training."
+            + "".join(f" Left out: {cell.sentence()}." for cell in self.diverged)
         )
 
 
@@ -102,13 +105,24 @@ def tune(
             "keeps as many as you like)"
         )
     cells = plan_cells(found, chosen, rates, devices=devices)
-    return advise(
-        contest(cells, out=out, workers=workers, on_cell=lambda n: on_progress(n, len(cells)))
+    diverged: list[DivergedCell] = []
+    results = contest(
+        cells,
+        out=out,
+        workers=workers,
+        on_cell=lambda n: on_progress(n, len(cells)),
+        on_diverged=diverged.append,
     )
+    return advise(results, diverged=diverged)
 
 
-def advise(results: Sequence[CellResult], seed: int = 0) -> Advice:
+def advise(
+    results: Sequence[CellResult], seed: int = 0, diverged: Sequence[DivergedCell] = ()
+) -> Advice:
     """The best rule at its best rate, against the best of the others. Results are of one stream."""
+    if len({result.balancer for result in results}) < 2:
+        lost = "; ".join(cell.sentence() for cell in diverged)
+        raise ValueError(f"fewer than two rules have figures to compare. {lost}")
     chosen: dict[str, CellResult] = {}
     for result in sorted(results, key=lambda each: float(np.mean(_steady_halves(each)[0]))):
         chosen.setdefault(result.balancer, result)
@@ -138,6 +152,7 @@ def advise(results: Sequence[CellResult], seed: int = 0) -> Advice:
         edge=len(tried) > 1
         and best.rate in (min(tried), max(tried))
         and best.rate != method_spec(best.balancer).greatest_rate,
+        diverged=tuple(diverged),
     )
 
 

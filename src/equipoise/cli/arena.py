@@ -68,9 +68,14 @@ def _run_arena_verb(options: argparse.Namespace) -> None:
             **contest_settings(options),
         )
     if options.json:
-        print(json_text([result.summary_row() for result in results.rows]))
+        cells = [cell.summary_row() for cell in results.rows]
+        cells += [cell.summary_row() for cell in results.diverged]
+        print(json_text(cells))
     else:
         _show_cells(results, options.every_rate)
+    show_diverged(results)
+    if options.page and not results.rows:
+        raise ValueError("no cell has figures: there is nothing to draw on a page")
     if options.page:
         _show_page(options, results)
 
@@ -105,17 +110,26 @@ def _show_cells(results: ArenaResults, every_rate: bool) -> None:
     console.print(("" if every_rate else best) + LEGEND)
 
 
+def show_diverged(results: ArenaResults) -> None:
+    """On stderr, a line for each cell without figures."""
+    for cell in results.diverged:
+        print(f"equipoise: {cell.sentence()}", file=sys.stderr)
+
+
 def cell_table(cells: Sequence[CellResult]) -> Table:
     """The cells of one stream, the most even one first."""
     from rich import box
+    from rich.markup import escape
     from rich.table import Table
 
     from equipoise.results.columns import ARENA_COLUMNS
 
     lag = "unknown under groups" if cells[0].lag_one is None else f"{cells[0].lag_one:.4f}"
+    # a folder or a layer may have any name: brackets in it are no markup
+    name = escape(cells[0].stream)
     # as narrow as possible: a figure that does not fit a terminal of 80 columns would be cut
     table = Table(
-        title=f"{cells[0].stream}: floor {cells[0].floor:.4f}, the batch before's optimum {lag}",
+        title=f"{name}: floor {cells[0].floor:.4f}, the batch before's optimum {lag}",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,

@@ -45,11 +45,12 @@ def _add_demo_options(parser: argparse.ArgumentParser) -> None:
 
 def _run_demo_verb(options: argparse.Namespace) -> None:
     from equipoise import demo
+    from equipoise.cli.arena import show_diverged
 
     if not options.json:
         import_optional("rich", extra="report")
     with progress_bar("balancers") as advance:
-        rows = demo(
+        results = demo(
             options.balancers,
             steps=options.steps,
             tokens=options.tokens,
@@ -58,11 +59,12 @@ def _run_demo_verb(options: argparse.Namespace) -> None:
             drift=options.drift,
             seed=options.seed,
             on_progress=advance,
-        ).rows
+        )
     if options.json:
-        print(json_text([_demo_row(row) for row in rows]))
+        print(json_text([_demo_row(row) for row in results.rows]))
     else:
-        _show_demo(options, rows)
+        _show_demo(options, results.rows)
+    show_diverged(results)
 
 
 def _demo_row(result: CellResult) -> dict[str, object]:
@@ -89,7 +91,8 @@ def _show_demo(options: argparse.Namespace, rows: Sequence[CellResult]) -> None:
         f"{options.drift} a step.\n\nHow uneven the experts' loads are, with each balancer's own "
         "rate:"
     )
-    console.print(cell_table(rows))
+    if rows:
+        console.print(cell_table(rows))
     console.print(LEGEND)
 
 

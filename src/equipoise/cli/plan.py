@@ -52,12 +52,15 @@ def _run_plan_verb(options: argparse.Namespace) -> None:
 
 def _show_plan(made: TrainingPlan) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from equipoise.experiments.plan import assumptions
 
     table = Table(
-        title=f"{made.preset} on {made.gpus} x {made.gpu}", show_header=False, title_justify="left"
+        title=escape(f"{made.preset} on {made.gpus} x {made.gpu}"),
+        show_header=False,
+        title_justify="left",
     )
     for row in plan_rows(made):
         table.add_row(*row)
@@ -65,7 +68,7 @@ def _show_plan(made: TrainingPlan) -> None:
     console.print(table)
     console.print("Assumed:")
     for line in assumptions(made):
-        console.print(f"  - {line}")
+        console.print(f"  - {line}", markup=False)
 
 
 def plan_rows(made: TrainingPlan) -> list[tuple[str, str]]:

@@ -58,6 +58,28 @@ class CellResult:
         return {name: value for name, value in asdict(self).items() if name in SUMMARY_KEYS}
 
 
+@dataclass(frozen=True)
+class DivergedCell:
+    """A cell without figures: its shift became NaN or infinite on the way."""
+
+    stream: str
+    balancer: str
+    rate: float | None
+    diverged_after: int
+    """steps it made; the update of the last one made the shift useless"""
+
+    def sentence(self) -> str:
+        rate = "" if self.rate is None else f" at rate {self.rate:g}"
+        return (
+            f"{self.balancer}{rate} on {self.stream} diverged: its shift is not finite after step "
+            f"{self.diverged_after}. It has no figures; a lower rate may hold"
+        )
+
+    def summary_row(self) -> dict[str, object]:
+        """What --json prints: the keys of other cells, without figures."""
+        return {**dict.fromkeys(SUMMARY_KEYS), **asdict(self)}
+
+
 SUMMARY_KEYS = (
     "stream",
     "balancer",
@@ -70,6 +92,7 @@ SUMMARY_KEYS = (
     "idle_share",
 )
 CELL_KEYS = tuple(field.name for field in fields(CellResult))
+DIVERGED_KEYS = tuple(field.name for field in fields(DivergedCell))
 
 
 @dataclass(frozen=True)
@@ -80,6 +103,8 @@ class ArenaResults:
     rows: Sequence[CellResult]
     missing: int = 0
     """cells that were asked for and are not finished"""
+    diverged: Sequence[DivergedCell] = ()
+    """cells that have no figures"""
 
     @property
     def streams(self) -> list[str]:
@@ -109,17 +134,23 @@ def load_arena(folder: Path) -> ArenaResults:
     finished.
     """
     names = _load_object(folder / ARENA_MANIFEST).get("cells", [])
-    rows = [load_cell(folder / name) for name in names if (folder / name).exists()]
+    cells = [load_cell(folder / name) for name in names if (folder / name).exists()]
+    rows = [cell for cell in cells if isinstance(cell, CellResult)]
+    diverged = [cell for cell in cells if isinstance(cell, DivergedCell)]
+    if not rows and diverged:
+        raise ValueError(f"{folder}: no cell has figures. {diverged[0].sentence()}")
     if not rows:
         raise ValueError(
             f"{folder} has no finished cell yet: run the same `equipoise arena` again to continue"
         )
-    return ArenaResults(folder.resolve().name, rows, len(names) - len(rows))
+    return ArenaResults(folder.resolve().name, rows, len(names) - len(cells), diverged)
 
 
-def load_cell(path: Path) -> CellResult:
+def load_cell(path: Path) -> CellResult | DivergedCell:
     """One cell's file; what a later version adds to it is ignored."""
     found = _load_object(path)
+    if all(name in found for name in DIVERGED_KEYS):
+        return DivergedCell(**{name: found[name] for name in DIVERGED_KEYS})
     if missing := [name for name in CELL_KEYS if name not in found]:
         raise ValueError(
             f"{path} is not a cell of this version of the arena: it lacks {', '.join(missing)}. "

@@ -293,13 +293,14 @@ def _prepare_with_status(config: Config) -> Corpus:
             config.data, vocab_size=config.model.vocab_size, tokenizer=config.tokenizer
         )
     from rich.console import Console
+    from rich.markup import escape
 
     with Console(stderr=True).status("preparing data") as status:
         return prepare_corpus(
             config.data,
             vocab_size=config.model.vocab_size,
             tokenizer=config.tokenizer,
-            report=status.update,
+            report=lambda text: status.update(escape(text)),
         )
 
 

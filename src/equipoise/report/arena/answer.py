@@ -26,7 +26,17 @@ def arena_answer(cells: ArenaResults) -> str:
     """Who leaves the loads most even, how far ahead of the next, and what a replay cannot show."""
     said = _answer_one_stream(cells) if len(cells.streams) == 1 else _answer_many_streams(cells)
     unfinished = f" {cells.missing} cells are not finished." if cells.missing else ""
-    return f"{said}{unfinished} In a replay the router does not react; in a training it does."
+    return f"{said}{unfinished}{_name_diverged(cells)} In a replay the router does not react; in a training it does."
+
+
+def _name_diverged(cells: ArenaResults) -> str:
+    if not cells.diverged:
+        return ""
+    names = (
+        f"{each.balancer}{'' if each.rate is None else f' at {each.rate:g}'} on {each.stream}"
+        for each in cells.diverged
+    )
+    return f" Diverged, and without figures: {', '.join(names)}."
 
 
 def is_level(row: CellResult, rows: list[CellResult]) -> bool:

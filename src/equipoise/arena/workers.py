@@ -1,0 +1,76 @@
+"""Workers of a contest: they leave with the process that started them, and say what they do.
+
+A pool's worker waits for work on a pipe. If its parent is killed, nobody closes that pipe: the
+worker would wait for ever, with all the memory that torch takes. So each watches its parent.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import threading
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.context import BaseContext
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from multiprocessing.queues import SimpleQueue
+
+    JobQueue = SimpleQueue[tuple[int, str]]
+
+_queue: JobQueue | None = None
+"""in a worker: where it notes what it begins"""
+
+
+def end_with_parent(queue: JobQueue) -> None:
+    """A pool's initializer: from now on this process ends when its parent does, however that ended
+    (SIGTERM, SIGHUP, SIGKILL). Files are written whole or not at all, so that only time is lost.
+    """
+    global _queue
+    _queue = queue
+    threading.Thread(target=_leave_after_parent, daemon=True).start()
+
+
+def _leave_after_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        # the end of a pipe, which the kernel closes with the parent
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+
+def note_job(name: str) -> None:
+    """Note what this worker begins; outside a pool nobody asks."""
+    if _queue is not None:
+        _queue.put((os.getpid(), name))
+
+
+class JobNotes:
+    """What each worker began last: known to the parent also when the worker was killed."""
+
+    def __init__(self, context: BaseContext) -> None:
+        self.queue: JobQueue = context.SimpleQueue()
+        self._newest: dict[int, str] = {}
+
+    def collect(self) -> None:
+        """Read what is there, so that the pipe never fills."""
+        while not self.queue.empty():
+            worker, name = self.queue.get()
+            self._newest[worker] = name
+
+    def describe_killed(self, pool: ProcessPoolExecutor) -> str:
+        """Which worker ended a broken pool, by which signal, and what it was doing."""
+        self.collect()
+        for process in list((pool._processes or {}).values()):
+            process.join(5)
+            # the pool ends all others with SIGTERM
+            if process.pid is not None and process.exitcode not in (None, 0, -signal.SIGTERM):
+                job = self._newest.get(process.pid, "nothing yet")
+                return (
+                    f"the worker {process.pid} ended with code {process.exitcode} while it ran "
+                    f"{job} (out of memory, or killed; --workers sets how many run at once)"
+                )
+        jobs = ", ".join(self._newest.values())
+        return f"a worker was killed; last begun by all of them: {jobs}"
