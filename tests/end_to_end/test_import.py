@@ -2,9 +2,12 @@
 
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
+from equipoise.cli import VERBS
 from equipoise.storage.optional import import_optional
 
 
@@ -55,3 +58,28 @@ def test_unknown_names_are_refused():
 def test_missing_packages_name_their_extra():
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'equipoise\[report\]'"):
         import_optional("no_such_package.inside", extra="report")
+
+
+@pytest.mark.parametrize(
+    ("verb", "extra"), [("train", "train"), ("compare", "train"), ("demo", "report")]
+)
+def test_a_verb_without_torch_names_its_extra(verb, extra):
+    """torch is imported plainly, everywhere: the error of a verb must still say what to do."""
+    hidden = f"""
+import sys
+sys.modules["torch"] = None
+from equipoise.cli import main
+sys.stderr = sys.stdout
+print(main([{verb!r}]))
+"""
+    told = python(hidden)
+    assert f"needs 'torch', which is not installed: pip install 'equipoise[{extra}]'" in told
+    assert told.endswith("2")
+
+
+def test_every_extra_of_a_verb_is_there():
+    root = Path(__file__).parents[2]
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert {verb.extra for verb in VERBS} <= extras.keys()

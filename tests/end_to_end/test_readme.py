@@ -29,6 +29,8 @@ def test_the_code_runs():
         exec(compile(block, "README.md", "exec"), names)
     assert names["balancer"].steps > 0
     assert names["balancer"].shift.any()
+    # the figures that its comments name
+    assert f"{names['given'].imbalance:.3f} and {names['given'].given_up:.1e}" in README
 
 
 @pytest.mark.parametrize("name", equipoise.balancers())

@@ -1,5 +1,7 @@
 """What a shift gives up."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -29,6 +31,17 @@ def test_a_wrong_shift_gives_up_much():
     scores = softmax_scores(2000, 8)
     optimum = equipoise.solve(scores, 2)
     assert equipoise.evaluate(scores, 2, -3 * optimum.shift, optimum=optimum).dual_gap > 1
+
+
+def test_rounding_alone_gives_up_nothing():
+    """Sums of the same scores in another order may differ in the last digits: no share below 0."""
+    scores = softmax_scores(2000, 8)
+    optimum = equipoise.solve(scores, 2)
+    even = equipoise.evaluate(scores, 2, optimum.shift, optimum=optimum)
+    for bounds, share in ((0.5, 0.0), (2, -2), (-0.5, 0.5), (-2, 2)):
+        value = optimum.value + bounds * optimum.rounding_bound
+        given_up = dataclasses.replace(even, value=value).given_up
+        assert given_up == pytest.approx(share * optimum.rounding_bound / optimum.value, rel=0.1)
 
 
 @pytest.mark.parametrize("size", [1e-8, 1e-12, 1.0])

@@ -22,6 +22,7 @@ from equipoise.cli.sweep import SWEEP
 from equipoise.cli.train import TRAIN
 from equipoise.cli.tune import TUNE
 from equipoise.cli.verify import VERIFY
+from equipoise.storage.optional import missing_module
 
 VERBS = (DEMO, ARENA, TUNE, RECORD, SOLVE, VERIFY, TRAIN, PLAN, COMPARE, SWEEP, REPORT, DOCTOR)
 """in the order of --help"""
@@ -32,7 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     try:
         options.run(options)
-    except (ValueError, TypeError, ModuleNotFoundError, OSError, FloatingPointError) as error:
+    except ModuleNotFoundError as error:
+        print(f"equipoise: {missing_module(error, options.extra)}", file=sys.stderr)
+        return 2
+    except (ValueError, TypeError, OSError, FloatingPointError) as error:
         print(f"equipoise: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:

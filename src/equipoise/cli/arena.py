@@ -160,4 +160,5 @@ ARENA = Verb(
     ),
     add_options=_add_arena_options,
     run=_run_arena_verb,
+    extra="report",
 )

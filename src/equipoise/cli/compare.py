@@ -81,4 +81,5 @@ COMPARE = Verb(
     ),
     add_options=_add_compare_options,
     run=_run_compare_verb,
+    extra="train",
 )

@@ -108,4 +108,5 @@ DEMO = Verb(
     ),
     add_options=_add_demo_options,
     run=_run_demo_verb,
+    extra="report",
 )

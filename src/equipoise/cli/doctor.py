@@ -45,4 +45,5 @@ DOCTOR = Verb(
     ),
     add_options=_add_doctor_options,
     run=_run_doctor_verb,
+    extra="hf",
 )

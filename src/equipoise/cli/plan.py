@@ -121,4 +121,5 @@ PLAN = Verb(
     ),
     add_options=_add_plan_options,
     run=_run_plan_verb,
+    extra="train",
 )

@@ -88,4 +88,5 @@ RECORD = Verb(
     ),
     add_options=_add_record_options,
     run=_run_record_verb,
+    extra="hf",
 )

@@ -96,4 +96,5 @@ REPORT = Verb(
     ),
     add_options=_add_report_options,
     run=_run_report_verb,
+    extra="report",
 )

@@ -163,4 +163,5 @@ SOLVE = Verb(
     ),
     add_options=_add_solve_options,
     run=_run_solve_verb,
+    extra="report",
 )

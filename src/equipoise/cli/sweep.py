@@ -106,4 +106,5 @@ or a YAML file:
     ),
     add_options=_add_sweep_options,
     run=_run_sweep_verb,
+    extra="train",
 )

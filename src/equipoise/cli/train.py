@@ -97,5 +97,6 @@ writes measured.json beside it, which has the run against the exact optimum
     ),
     add_options=lambda parser: None,
     run=_run_train_verb,
+    extra="train",
     reads_flags=True,
 )

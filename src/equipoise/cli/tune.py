@@ -39,4 +39,5 @@ TUNE = Verb(
     ),
     add_options=_add_tune_options,
     run=_run_tune_verb,
+    extra="report",
 )

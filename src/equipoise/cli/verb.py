@@ -25,6 +25,8 @@ class Verb:
     """whole commands; what follows a # is a remark"""
     add_options: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], None]
+    extra: str
+    """the extra of equipoise that brings every package it may need"""
     notes: str = ""
     """stands between the options and the examples"""
     reads_flags: bool = False
@@ -56,7 +58,7 @@ class Verb:
                 formatter_class=argparse.RawDescriptionHelpFormatter,
             )
             self.add_options(parser)
-        parser.set_defaults(run=self.run)
+        parser.set_defaults(run=self.run, extra=self.extra)
         return parser
 
 

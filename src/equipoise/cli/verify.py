@@ -138,4 +138,5 @@ VERIFY = Verb(
     ),
     add_options=_add_verify_options,
     run=_run_verify_verb,
+    extra="report",
 )

@@ -41,11 +41,12 @@ class Evaluation:
     @property
     def given_up(self) -> float:
         """Affinity given up against the optimum, as a share of its value. Below 0 where uneven
-        loads keep more of the scores than exact balance can.
+        loads keep more of the scores than exact balance can, and never below 0 by rounding alone.
         """
-        if not self.optimum.value:
+        lacking = self.optimum.value - self.value
+        if not self.optimum.value or -self.optimum.rounding_bound <= lacking < 0:
             return 0.0
-        return (self.optimum.value - self.value) / abs(self.optimum.value)
+        return lacking / abs(self.optimum.value)
 
     @property
     def dual_gap(self) -> float:
