@@ -7,6 +7,7 @@ import pytest
 
 from equipoise.arena.tune import advise, tune
 from equipoise.results.arena import CellResult
+from equipoise.trace import TraceWriter
 
 
 def result(name, rate, level, seed, noise=0.01, steps=120):
@@ -80,3 +81,28 @@ def test_nothing_to_choose_between_is_noise():
     advice = advise(even)
     assert (advice.over_floor, advice.difference, advice.within_noise) == (None, 0.0, True)
     assert "an imbalance of 0.0000, and kept" in advice.paragraph()
+
+
+def test_the_layers_it_offers_are_names_it_takes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    scores = np.random.default_rng(0).random((24, 32, 4), dtype=np.float32)
+    zeros, even = np.zeros(4, np.float32), np.full(4, 16)
+    names = ["blocks.0", "blocks.1"]
+    with TraceWriter("scores/ds", top_k=2, layers=names, about={"gate": "sigmoid"}) as writer:
+        for step, batch in enumerate(scores):
+            for layer in names:
+                writer.append(
+                    step,
+                    layer,
+                    shift=zeros,
+                    shift_after=zeros,
+                    loads=even,
+                    scores=batch,
+                    whole=True,
+                )
+    with pytest.raises(ValueError, match="has several layers") as refused:
+        tune("scores/ds")
+    offered = str(refused.value).partition("choose one of ")[2].split(", ")
+    assert offered == ["scores/ds:blocks.0", "scores/ds:blocks.1"]
+    advice = tune(offered[1], balancers=["deepseek", "quantile"], rates=[1e-3], workers=1)
+    assert advice.stream.endswith("ds:blocks.1")

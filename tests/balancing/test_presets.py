@@ -68,3 +68,19 @@ def test_smallest_sizes_stay_finite(name, num_experts, top_k):
     if top_k == num_experts:
         assert not shift.any()  # every expert has every token: nothing to balance
         assert routing.loads.eq(8).all()
+
+
+@pytest.mark.parametrize("name", equipoise.balancers())
+def test_an_array_is_refused_by_its_type(name):
+    scores = torch.rand(16, 8, generator=torch.Generator().manual_seed(0))
+    balancer = equipoise.balancer(name, 8, top_k=2)
+    routing = balancer.route(scores)
+    array = scores.numpy()
+    for call in (
+        lambda: balancer.adjust(array),
+        lambda: balancer.route(array),
+        lambda: balancer.tally(array, routing),
+        lambda: balancer.penalty(array, routing),
+    ):
+        with pytest.raises(TypeError, match=r"scores must be a torch\.Tensor, not numpy\.ndarray"):
+            call()

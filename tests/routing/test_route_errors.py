@@ -97,3 +97,13 @@ def test_whole_numbers_do_not_rank():
 )
 def test_sums_that_overflow_are_no_error(scores):
     assert route(scores, 3).loads.sum() == 3 * len(scores)
+
+
+@pytest.mark.parametrize("name", ["scores", "choose_by", "mask"])
+def test_arrays_are_refused_by_name(name):
+    tensors = {"scores": SCORES, "choose_by": SCORES, "mask": torch.zeros(3, dtype=torch.bool)}
+    given = {**tensors, name: tensors[name].numpy()}
+    with pytest.raises(
+        TypeError, match=rf"{name} must be a torch\.Tensor, not numpy\.ndarray: convert it by"
+    ):
+        route(given.pop("scores"), 2, **given)

@@ -93,7 +93,8 @@ def tune(
     """
     found = find_streams(stream, seed=seed, steps=steps, tokens=tokens)
     if len(found) > 1:
-        names = ", ".join(each.name for each in found)
+        # as the caller wrote the folder: a stream's own name is shorter, and no path
+        names = ", ".join(f"{stream}:{each.name.rpartition(':')[2]}" for each in found)
         raise ValueError(f"{stream} has several layers: choose one of {names}")
     chosen = balancers or [spec.name for spec in method_specs("shift") if spec.name != "none"]
     if len(set(chosen)) < 2:

@@ -22,7 +22,12 @@ from torch import Tensor, nn
 from equipoise.balancing.penalties import Penalty
 from equipoise.balancing.precise import Precise
 from equipoise.routing import Groups, Routing, Tally, route
-from equipoise.routing.checks import is_readable, number_if_readable, require_on_device
+from equipoise.routing.checks import (
+    is_readable,
+    number_if_readable,
+    require_on_device,
+    require_tensor,
+)
 
 _RENAMED_METHODS = {
     "judges_tokens_apart": "tokens_are_independent",
@@ -111,6 +116,7 @@ class Balancer(Precise, ABC):
 
     def tally(self, scores: Tensor, routing: Routing) -> Tally:
         """What update() must know of this batch, in whole numbers that add up."""
+        require_tensor(scores, "scores")
         loads = routing.loads
         if loads.shape[0] != self.num_experts:
             raise ValueError(
@@ -137,6 +143,7 @@ class Balancer(Precise, ABC):
             sequences: (...) which sequence each token belongs to, for penalties per sequence; by
                 default the first of the scores' leading dimensions.
         """
+        require_tensor(scores, "scores")
         total = scores.new_zeros((), dtype=torch.float32)
         for penalty in self.penalties:
             total = total + penalty(scores, routing, logits, sequences)

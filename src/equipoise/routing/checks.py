@@ -60,6 +60,15 @@ class check_scores:  # noqa: N801 - reads as a verb, like torch.set_grad_enabled
         _mode = self._before
 
 
+def require_tensor(value: object, name: str) -> None:
+    """Refuse what is no tensor, such as an array of numpy, before a method of it is missed."""
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"{name} must be a torch.Tensor, not {type(value).__module__}.{type(value).__name__}: "
+            f"convert it by torch.as_tensor({name})"
+        )
+
+
 def is_readable(tensor: Tensor) -> bool:
     """Whether a value can be read here without a wait: only on the CPU, and not while tracing."""
     return not torch.compiler.is_compiling() and tensor.device.type == "cpu"

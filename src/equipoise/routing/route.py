@@ -27,6 +27,7 @@ from equipoise.routing.checks import (
     require_choosable,
     require_finite,
     require_nonnegative,
+    require_tensor,
     scores_are_checked,
 )
 
@@ -201,6 +202,9 @@ def check_shapes(
     scores: Tensor, top_k: int, choose_by: Tensor | None, groups: Groups | None, mask: Tensor | None
 ) -> None:
     """Refuse shapes, dtypes and sizes that cannot be routed; looks at no value."""
+    for name, value in (("scores", scores), ("choose_by", choose_by), ("mask", mask)):
+        if value is not None or name == "scores":
+            require_tensor(value, name)
     if scores.dim() < 2 or not scores.is_floating_point():
         raise ValueError(
             f"scores must be floating point of shape (..., experts), not {_describe_tensor(scores)}"

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from equipoise.balancing.batch.solver import BatchSolver
 from equipoise.routing import Groups, Routing, route
+from equipoise.routing.checks import require_tensor
 from equipoise.routing.route import check_shapes
 
 
@@ -34,6 +35,7 @@ class PlanSolver(BatchSolver):
         """What the plan ranks by, every token taking part; in evaluation the scores. `route` knows
         the padding too.
         """
+        require_tensor(scores, "scores")
         return self._choose_by(scores, None)
 
     def route(

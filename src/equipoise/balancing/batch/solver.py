@@ -31,6 +31,7 @@ from torch import Tensor
 from equipoise.balancing.balancer import Balancer
 from equipoise.balancing.target import Target, Weights
 from equipoise.routing import Tally
+from equipoise.routing.checks import require_tensor
 
 # relative: a target load this near to a whole number is one, and was missed by rounding
 _WHOLE_LOAD = 1e-11
@@ -55,6 +56,7 @@ class BatchSolver(Balancer, ABC):
 
     def adjust(self, scores: Tensor) -> Tensor:
         """The scores themselves. What else is chosen by is known to `route` alone."""
+        require_tensor(scores, "scores")
         if scores.shape[-1] != self.num_experts:
             raise ValueError(
                 f"scores are over {scores.shape[-1]} experts, the balancer over {self.num_experts}"

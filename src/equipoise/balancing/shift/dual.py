@@ -21,6 +21,7 @@ from equipoise.balancing.shift.parts import Part
 from equipoise.balancing.shift.settling import Settling
 from equipoise.balancing.target import Target, Weights
 from equipoise.routing import Routing, Tally
+from equipoise.routing.checks import require_tensor
 
 
 class Dual(Balancer):
@@ -88,6 +89,7 @@ class Dual(Balancer):
 
     def adjust(self, scores: Tensor) -> Tensor:
         """scores + shift, at least in float32: bf16 scores are lifted before the shift is added."""
+        require_tensor(scores, "scores")
         if scores.shape[-1] != self.num_experts:
             raise ValueError(
                 f"scores are over {scores.shape[-1]} experts, the balancer over {self.num_experts}"
