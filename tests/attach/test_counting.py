@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import warnings
 
 import pytest
 import torch
@@ -263,3 +264,31 @@ def test_pictures_have_routers_of_their_own(checkpointed):
     kept = inputs["attention_mask"].bool()
     assert counted["vision_moe"] == 2 * int((kept & pictures.bool()).sum())
     assert counted["text_moe"] == 2 * int((kept & ~pictures.bool()).sum())
+
+
+@pytest.mark.parametrize("by", ["config", "argument"])
+def test_an_auxiliary_loss_beside_the_shift_is_reported_once(by):
+    """TRL turns it on for qwen3_moe."""
+    model = tiny("mixtral")
+    balancing = equipoise.balance(model)
+    inputs = batch()
+    model.config.router_aux_loss_coef = 0.01
+    if by == "config":
+        model.config.output_router_logits = True
+    else:
+        inputs["output_router_logits"] = True
+    with pytest.warns(UserWarning, match=r"two things balance .*router_aux_loss_coef=0\.01"):
+        forward(model, inputs).backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        forward(model, inputs).backward()
+    balancing.step()
+
+
+def test_no_auxiliary_loss_is_reported_where_its_coefficient_is_0():
+    model = tiny("mixtral")
+    equipoise.balance(model)
+    model.config.output_router_logits, model.config.router_aux_loss_coef = True, 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        forward(model, batch()).backward()

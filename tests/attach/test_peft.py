@@ -141,3 +141,45 @@ def test_a_gate_inside_an_adapter_is_in_use():
     forward(model, batch()).backward()
     balancing.step()
     assert shift_of(balancing).any()
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "mixtral", "ernie4_5_moe", "minimax_m2"])
+@pytest.mark.parametrize("first", ["balance", "adapt"])
+def test_the_reference_policy_stays_as_it_was(name, first):
+    """DPO and GRPO take the model without its adapter as their reference."""
+    model, config = tiny(name), peft.LoraConfig(r=2, target_modules=["o_proj"])
+    inputs = batch()
+    with torch.no_grad():
+        began = model.eval()(**inputs).logits
+    early = equipoise.balance(model, update_rate=0.5) if first == "balance" else None
+    model = peft.get_peft_model(model, config).train()
+    balancing = early or equipoise.balance(model, update_rate=0.5)
+    for _ in range(2):
+        # the policy's forward, the reference's, and only then the backward pass
+        loss = forward(model, inputs)
+        with torch.no_grad(), model.disable_adapter():
+            reference = model(**inputs).logits
+        loss.backward()
+        moved = shift_of(balancing)
+        balancing.step()
+        assert not torch.equal(shift_of(balancing), moved)
+    assert torch.allclose(reference, began, atol=1e-6)
+    moved = shift_of(balancing)
+    with torch.no_grad(), model.eval().disable_adapter():
+        assert torch.allclose(model(**inputs).logits, began, atol=1e-6)
+    with torch.no_grad():
+        assert not torch.allclose(model(**inputs).logits, began, atol=1e-6)
+    assert torch.equal(shift_of(balancing), moved)
+    bias = balancing.routers[0].found.bias
+    assert bias is None or torch.equal(bias.read(), moved)
+
+
+def test_a_failed_forward_of_the_reference_gives_the_shift_back():
+    model = adapted()
+    balancing = equipoise.balance(model, update_rate=0.5)
+    forward(model, batch()).backward()
+    balancing.step()
+    moved = shift_of(balancing)
+    with pytest.raises(TypeError), model.disable_adapter():
+        model(input_ids="not a tensor")
+    assert torch.equal(balancing.routers[0].found.bias.read(), moved)

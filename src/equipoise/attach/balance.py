@@ -28,11 +28,16 @@ from equipoise.attach.count.balanced_router import BalancedRouter
 from equipoise.attach.count.forward_context import ForwardContext, check_backward_is_seen
 from equipoise.attach.find.routers import find_routers
 from equipoise.attach.finishing import anneal_routers, settle_routers, settled_routers
-from equipoise.attach.hooks import check_balanceable, clear_copied_hooks, watch_forwards
+from equipoise.attach.hooks import (
+    check_balanceable,
+    clear_copied_hooks,
+    models_around,
+    watch_forwards,
+)
 from equipoise.attach.making import Maker, make_dual
 from equipoise.attach.optimizers import check_optimizer, follow_optimizer
 from equipoise.attach.patching import PatchedMethod
-from equipoise.attach.state.sidecar import SaveBeside, load_sidecar, save_sidecar
+from equipoise.attach.state.sidecar import SaveBeside, load_sidecar, save_sidecar, shifts_beside
 from equipoise.attach.step_metrics import BalanceMetrics, step_metrics, step_table
 from equipoise.attach.stepping import check_counted, check_in_use, collect_tallies, update_routers
 from equipoise.attach.tables import found_table
@@ -100,7 +105,8 @@ class Balancing:
     ) -> None:
         check_backward_is_seen()
         check_balanceable(model)
-        copied_shifts = clear_copied_hooks(model)
+        # a copy keeps its shifts, and so does a model that was saved and loaded
+        known_shifts = clear_copied_hooks(model) or shifts_beside(model)
         found = find_routers(model, skip)
         self.model = model
         self.name = _balancer_name(balancer)
@@ -123,9 +129,9 @@ class Balancing:
         """of the last step, by router"""
         self._handles: list[RemovableHandle] = []
         self._undo_following: list[Callable[[], object]] = []
-        self._saver: PatchedMethod | None = None
+        self._savers: list[PatchedMethod] = []
         try:
-            self._attach_hooks(copied_shifts)
+            self._attach_hooks(known_shifts)
         except BaseException:
             # half a set of hooks would count half
             self.detach()
@@ -259,11 +265,12 @@ class Balancing:
         for handle in self._handles:
             handle.remove()
         self.unfollow()
-        if self._saver is not None and self._saver.in_place:
-            self._saver.restore()
+        for saver in self._savers:
+            if saver.in_place:
+                saver.restore()
         if self._recorder is not None:
             self._recorder.close()
-        self._handles, self._saver = [], None
+        self._handles, self._savers = [], []
         self.context.detach()
         return self.model
 
@@ -297,18 +304,21 @@ class Balancing:
 
     # ---- hooks
 
-    def _attach_hooks(self, copied_shifts: dict[str, Tensor]) -> None:
-        """On every router and on the model around them; a copied model keeps its shifts."""
+    def _attach_hooks(self, known_shifts: dict[str, Tensor]) -> None:
+        """On every router and on the model around them; shifts that are known are taken over."""
         for router in self.routers:
-            if router.found.bias is None and router.name in copied_shifts:
-                router.shift.set(copied_shifts[router.name])
+            if router.found.bias is None and router.name in known_shifts:
+                router.shift.start_from(known_shifts[router.name])
             router.attach()
         blocks = [router.found.block for router in self.routers]
         self._handles += watch_forwards(self.model, blocks, self.context)
-        model: Any = self.model
-        if hasattr(model, "peft_config"):
-            saver = SaveBeside(self, model.save_pretrained)
-            self._saver = PatchedMethod(model, "save_pretrained", saver)
+        shifted = any(router.found.bias is None for router in self.routers)
+        for module in models_around(self.model, blocks):
+            # not where a wrapper passes on the method of what it wraps
+            own: Any = module if hasattr(type(module), "save_pretrained") else None
+            if own is not None and (shifted or hasattr(own, "peft_config")):
+                saver = SaveBeside(self, own.save_pretrained)
+                self._savers.append(PatchedMethod(own, "save_pretrained", saver))
 
     def _check_attached(self) -> None:
         if not self.context.attached:

@@ -33,6 +33,10 @@ class ZeroGrad:
     def __deepcopy__(self, memo: dict[int, Any]) -> ZeroGrad:
         return ZeroGrad(None, copy.deepcopy(self.own, memo))
 
+    def __getstate__(self) -> dict[str, object]:
+        """A pickled model zeroes itself, and has no balancing."""
+        return {"balancing": None, "own": self.own}
+
 
 def check_optimizer(optimizer: Any) -> None:
     """Refuse an optimizer without a hook after its steps."""

@@ -21,6 +21,18 @@ class PatchedMethod:
         self._was_patched = name in vars(owner)
         setattr(owner, name, replacement)
 
+    def __getstate__(self) -> dict[str, object]:
+        """A method of the class is not pickled: by its name it would be found again as the
+        replacement.
+        """
+        own = self.own if self._was_patched else None
+        return {**vars(self), "own": own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if not self._was_patched:
+            self.own = getattr(type(self.owner), self.name).__get__(self.owner)
+
     @property
     def in_place(self) -> bool:
         """Whether the replacement has not been replaced."""

@@ -35,6 +35,10 @@ class AppliedShift:
         """
         self.values = balancer.shift.clone()
         """(E,) float32: what the model adds"""
+        self.first = self.values.clone()
+        """(E,) float32: when balancing began; the reference policy's"""
+        self._moved: Tensor | None = None
+        """the values, while those of the reference stand in their place"""
         self._mark: tuple[object, ...] | None = None
         """of the model's bias when we last wrote it (Bias.mark)"""
 
@@ -57,6 +61,28 @@ class AppliedShift:
         """Let the balancer and the model route by this shift, (E,) float32."""
         self.balancer.shift.copy_(shift)
         self.apply()
+
+    def start_from(self, shift: Tensor) -> None:
+        """Begin from a shift that this model was trained with."""
+        self.set(shift)
+        self.first = self.values.clone()
+
+    def begin_reference(self) -> None:
+        """Let the model route by the shift it had when balancing began.
+
+        DPO, GRPO and others take the model without its adapter as the policy to stay close to: it
+        must not move with the balancers.
+        """
+        self.refresh()
+        self._moved = self.values
+        self.values = self.first.to(self.values.device)
+        self.write()
+
+    def end_reference(self) -> None:
+        """Let the model route by the balancer's shift again."""
+        if self._moved is not None:
+            self.values, self._moved = self._moved, None
+            self.write()
 
     @torch.no_grad()
     def refresh(self) -> None:

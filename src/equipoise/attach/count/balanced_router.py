@@ -58,6 +58,10 @@ class BalancedRouter:
             setattr(twin, name, copy.deepcopy(getattr(self, name), memo))
         return twin
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A pickled model too routes as the model does, and counts nothing."""
+        return {**vars(self), "count": RouterCount(), "observer": None, "_logits": None}
+
     @property
     def name(self) -> str:
         return self.found.name
@@ -136,6 +140,14 @@ class BalancedRouter:
     def fail_forward(self) -> None:
         """It raised."""
         self.count.fail_forward()
+
+    def begin_reference(self) -> None:
+        """A forward of the reference policy begins."""
+        self.shift.begin_reference()
+
+    def end_reference(self) -> None:
+        """It returned, or raised."""
+        self.shift.end_reference()
 
     @eager
     def enter_block(self, module: nn.Module, args: tuple[Any, ...]) -> None:

@@ -24,6 +24,7 @@ from torch._compile import _disable_dynamo as eager
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.attach.count.states import ForwardPhase
+from equipoise.attach.find.adapters import adapters_are_off, auxiliary_loss
 from equipoise.attach.find.quirks import picture_tokens, routes_pictures
 
 __all__ = ["ForwardContext", "check_backward_is_seen", "eager", "in_backward"]
@@ -67,6 +68,10 @@ class ForwardListener(Protocol):
 
     def fail_forward(self) -> None: ...
 
+    def begin_reference(self) -> None: ...
+
+    def end_reference(self) -> None: ...
+
 
 class ForwardContext:
     """The forward that is running, shared by all routers of a model.
@@ -89,12 +94,19 @@ class ForwardContext:
         """(T,) bool: tokens of a picture, where a layer has a router of its own for them"""
         self._mask_position: dict[nn.Module, int] = {}
         """where a watched module's forward takes its attention_mask"""
+        self._is_reference = False
+        """whether the running forward is of a reference policy: adapters are off"""
         self._warned = False
+        self._warned_of_loss = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ForwardContext:
         copy = memo[id(self)] = ForwardContext()
         copy.phase = ForwardPhase.DETACHED
         return copy
+
+    def __getstate__(self) -> dict[str, object]:
+        """A pickled context is DETACHED, as a copied one is."""
+        return {**vars(ForwardContext()), "phase": ForwardPhase.DETACHED}
 
     @property
     def attached(self) -> bool:
@@ -125,16 +137,35 @@ class ForwardContext:
         if outermost:
             self._begin_forward(module)
         self._depth += 1
+        if self.phase is ForwardPhase.TRAINING and not self._warned_of_loss:
+            self._check_losses(module, kwargs)
         self._read_mask(module, args, kwargs, outermost)
 
     def _begin_forward(self, module: nn.Module) -> None:
         """The outermost watched module is called."""
-        trains = torch.is_grad_enabled() and not in_backward()
+        self._is_reference = adapters_are_off(module)
+        if self._is_reference:
+            for listener in self.listeners:
+                listener.begin_reference()
+        trains = torch.is_grad_enabled() and not in_backward() and not self._is_reference
         self.phase = ForwardPhase.TRAINING if trains else ForwardPhase.PASSIVE
         self._padding = None
         if trains:
             for listener in self.listeners:
                 listener.begin_forward(module.training)
+
+    def _check_losses(self, module: nn.Module, kwargs: dict[str, object]) -> None:
+        """Say once that an auxiliary loss acts beside our shift."""
+        coefficient = auxiliary_loss(module, kwargs)
+        if coefficient:
+            self._warned_of_loss = True
+            warnings.warn(
+                "two things balance this model: the shift, and the auxiliary loss of its config "
+                f"(output_router_logits is on, router_aux_loss_coef={coefficient:g}). The loss "
+                "moves the gate's weights and costs affinity: set model.config."
+                "router_aux_loss_coef = 0 before training, unless you want both",
+                stacklevel=3,
+            )
 
     def _read_mask(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object], outermost: bool
@@ -165,6 +196,10 @@ class ForwardContext:
         if output is None and self.phase is ForwardPhase.TRAINING:
             for listener in self.listeners:
                 listener.fail_forward()
+        if self._is_reference:
+            self._is_reference = False
+            for listener in self.listeners:
+                listener.end_reference()
         self.phase = ForwardPhase.IDLE
         self._padding = self._is_picture = None
 

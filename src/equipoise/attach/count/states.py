@@ -10,7 +10,8 @@ The forward of a model, which `ForwardContext` moves:
     TRAINING    one is running that trains: gradients were on where the model was called, and no
                 backward pass was running
     PASSIVE     one is running that cannot train: gradients were off (evaluation, generation), or a
-                backward pass recomputes the whole model
+                backward pass recomputes the whole model, or PEFT's adapters are off and it is the
+                reference policy's
     DETACHED    the hooks are off, or the model is a copy: nothing counts any more
 
 The count of a router, a `RouterCount`, which its `BalancedRouter` and `Balancing` move:

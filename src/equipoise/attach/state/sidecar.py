@@ -9,12 +9,13 @@ This file does, in float32 and int64, never pickled.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from equipoise.attach.find.routers import plain_name
 from equipoise.attach.state.fingerprint import weight_fingerprint
@@ -49,8 +50,8 @@ def save_sidecar(balancing: Balancing, folder: Path) -> Path:
 
 
 class SaveBeside:
-    """An adapter's `save_pretrained`, which writes the sidecar too: else the biases would be lost
-    without notice.
+    """The `save_pretrained` of an adapter, or of a model without a bias, which writes the sidecar
+    too: else biases and shifts would be lost without notice.
 
     An object and not a function, so that a copy of the model saves the copy, without our state.
     """
@@ -63,10 +64,47 @@ class SaveBeside:
         answer = self.own(save_directory, *args, **kwargs)
         if self.balancing is not None and kwargs.get("is_main_process", True):
             self.balancing.save(save_directory)
+            _warn_of_shifts(self.balancing)
         return answer
+
+    def __getstate__(self) -> dict[str, object]:
+        """A pickled model saves itself, without our state."""
+        return {"balancing": None, "own": self.own}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SaveBeside:
         return SaveBeside(None, copy.deepcopy(self.own, memo))
+
+
+def _warn_of_shifts(balancing: Balancing) -> None:
+    """Say that a model's own file lacks the shifts it was trained with."""
+    shifts = [router.applied_shift for router in balancing.routers if router.found.bias is None]
+    moved = sum(bool(shift.any()) for shift in shifts)
+    if moved:
+        warnings.warn(
+            f"{moved} routers of this family have a shift and no bias to keep it in: it is saved "
+            f"beside the model, in {SIDECAR_NAME}, and equipoise.balance(model) reads it from "
+            "there, but nothing else does: without it most tokens may take other experts. For a "
+            "model that needs no shift call balancing.anneal(steps) that many steps before the "
+            "training ends",
+            stacklevel=3,
+        )
+
+
+def shifts_beside(model: nn.Module) -> dict[str, Tensor]:
+    """The shifts in the folder that a model was loaded from, by router; none where no file of ours
+    is there.
+    """
+    origins = (getattr(module, "name_or_path", None) for module in model.modules())
+    folder = next((origin for origin in origins if isinstance(origin, str)), "")
+    path = Path(folder) / SIDECAR_NAME
+    if not folder or not path.is_file():
+        return {}
+    _, tensors = _read_sidecar(path)
+    return {
+        plain_name(key).removesuffix("/shift"): value
+        for key, value in tensors.items()
+        if key.endswith("/shift")
+    }
 
 
 def load_sidecar(balancing: Balancing, folder: Path) -> str:
@@ -79,6 +117,14 @@ def load_sidecar(balancing: Balancing, folder: Path) -> str:
             f"{path} is not there: balancing.save(folder) writes it, and Trainer's checkpoints "
             "hold it"
         )
+    metadata, tensors = _read_sidecar(path)
+    restore_state(balancing, tensors, source=str(path))
+    balancing.steps, balancing.dropped = int(metadata["steps"]), int(metadata["dropped"])
+    return metadata.get("weights", "{}")
+
+
+def _read_sidecar(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The metadata and tensors of a file of ours."""
     safetensors = import_optional("safetensors", extra="hf")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
@@ -88,9 +134,7 @@ def load_sidecar(balancing: Balancing, folder: Path) -> str:
         raise ValueError(f"{path} is damaged ({error}): load another checkpoint's") from error
     if metadata.get("equipoise") != SIDECAR_FORMAT:
         raise ValueError(f"{path} was not written by equipoise, or by another version of it")
-    restore_state(balancing, tensors, source=str(path))
-    balancing.steps, balancing.dropped = int(metadata["steps"]), int(metadata["dropped"])
-    return metadata.get("weights", "{}")
+    return metadata, tensors
 
 
 def balancer_state(balancing: Balancing) -> dict[str, Tensor]:
