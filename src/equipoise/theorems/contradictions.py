@@ -16,9 +16,10 @@ than by top-K.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from equipoise.optimum.arrays import Floats
 from equipoise.theorems.evidence.runs import run_of_record
@@ -87,9 +88,10 @@ def _wrong_update(record: Record, trace: Trace) -> str:
     expected = (record.step_size * gap)[counted]
     # up to a constant: rules may centre their step, and routing does not see it
     off = float(np.ptp((after - before)[counted] - expected))
-    precision = np.finfo(np.result_type(record.shift, np.float32)).eps
+    precision = 64 * float(np.finfo(np.result_type(record.shift, np.float32)).eps)
+    rounding = max(precision, 2 * _half_precision(record.shift_after))
     size = np.abs(before).max() + np.abs(after).max()
-    if off > _STEP_TOLERANCE * np.abs(expected).max() + 64 * float(precision) * size:
+    if off > _STEP_TOLERANCE * np.abs(expected).max() + rounding * size:
         return (
             f"shift_after is not shift + step_size * gap, but off by up to {off:.1e} (or the "
             "target in trace.json is not the one that was followed)"
@@ -126,7 +128,9 @@ def _wrong_loads(record: Record, trace: Trace) -> str:
     [step] = run_of_record(record, trace)
     miscounted = int(np.abs(step.loads - step.before.sum(0)).sum())
     # a token that another router decides otherwise moves K choices from some experts to others
-    unsure = int((step.margins <= 4 * step.tiny + _half_precision(record)).sum())
+    size = np.abs(step.scores).max() + np.abs(step.shift).max()
+    blurred = 4 * _half_precision(record.scores) * float(size)
+    unsure = int((step.margins <= 4 * step.tiny + blurred).sum())
     if miscounted > 2 * step.top_k * unsure:
         return (
             f"its loads are not those of its scores and shift: {miscounted} off, and {unsure} "
@@ -135,16 +139,15 @@ def _wrong_loads(record: Record, trace: Trace) -> str:
     return ""
 
 
-def _half_precision(record: Record) -> float:
-    """How far sums are off where a router added in bfloat16 or float16: where all scores are such
-    numbers. Else 0.
+def _half_precision(values: NDArray[Any]) -> float:
+    """The precision of bfloat16 or float16, where all values are such numbers: a router or a buffer
+    had that type. Else 0.
     """
-    if record.scores.dtype == np.float64:
+    if values.dtype == np.float64:
         return 0.0
-    scores = np.ascontiguousarray(record.scores, np.float32)
     # bfloat16 has the first 7 bits of a float32's fraction, float16 the first 10
-    bits = int(np.bitwise_or.reduce(scores.view(np.uint32), axis=None)) & 0xFFFF
-    if bits & 0x1FFF:
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    used = int(np.bitwise_or.reduce(bits, axis=None)) & 0xFFFF
+    if used & 0x1FFF:
         return 0.0
-    eps = 2.0**-10 if bits else 2.0**-7
-    return 4 * eps * float(np.abs(scores).max() + np.abs(record.shift).max())
+    return 2.0**-10 if used else 2.0**-7
