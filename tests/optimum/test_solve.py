@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import equipoise
-from equipoise.optimum import newton
+from equipoise.optimum import exact, newton
 from tests.optimum.problems import allowed_target, softmax_scores
 
 T, E, K = 3000, 16, 3
@@ -301,6 +301,44 @@ def test_progress_says_what_is_done():
     equipoise.solve(softmax_scores(9000, E), K, progress=lines.append)
     assert any("sample" in line for line in lines)
     assert any("chains" in line for line in lines)
+
+
+@pytest.mark.parametrize("noise", [1e-9, 1e-12])
+def test_scores_equal_up_to_noise_are_searched_as_far_as_they_differ(noise, monkeypatch):
+    """Not as far as they are large: every move of every token would be held in memory."""
+    reaches = []
+    in_units = exact._reach_in_units
+    monkeypatch.setattr(
+        exact,
+        "_reach_in_units",
+        lambda reach, scale: reaches.append(reach) or in_units(reach, scale),
+    )
+    random = np.random.default_rng(0)
+    scores = 1 + noise * (random.normal(size=(8192, 64)) + 2 * random.normal(size=64))
+    solution = equipoise.solve(scores, 4)
+    check(scores, solution, 512, 512)
+    assert len(reaches) > 1
+    assert max(reaches) < 10 * noise
+
+
+def test_too_many_moves_are_named(monkeypatch):
+    def no_memory(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(exact, "move_along_chains", no_memory)
+    with pytest.raises(MemoryError, match=r"tokens, each of 3 experts to 13 others: .* GB"):
+        equipoise.solve(softmax_scores(T, E), K)
+
+
+def test_a_long_search_is_announced():
+    random, lines = np.random.default_rng(0), []
+    rank_one = random.random((600, 1)) * random.random((1, 128))
+    equipoise.solve(rank_one, 4, progress=lines.append)
+    assert not any("may take" in line for line in lines)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["equipoise.optimum.solve"], "_WORTH_TELLING", 0.0)
+        equipoise.solve(rank_one, 4, progress=lines.append)
+    assert any("may take" in line for line in lines)
 
 
 def test_torch_keeps_its_number_of_threads():

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         print(f"equipoise: {missing_module(error, options.extra)}", file=sys.stderr)
         return 2
-    except (ValueError, TypeError, OSError, FloatingPointError) as error:
+    except (ValueError, TypeError, OSError, FloatingPointError, MemoryError) as error:
         print(f"equipoise: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:

@@ -30,6 +30,10 @@ DONE, WIDER, AGAIN = 0, 1, 2
 """how `move_along_chains` ended"""
 
 
+MOVE_BYTES = 20
+"""of a move in storage: its key, and three links of four bytes"""
+
+
 class Moves(NamedTuple):
     """Pairing heaps of moves, one for each arc, in common storage; and the key of the cheapest move
     of each arc, for the search of shortest paths.
@@ -267,6 +271,9 @@ def _all_moves(given: SearchInput, shift: Array, chosen: Array, accepted: Array)
     """Every move within reach, with storage for the moves that others will allow."""
     scores, tokens, scale, E = given.scores, given.tokens, given.scale, len(accepted)
     capacity = 2 * _count_moves(scores, tokens, scale, shift, chosen, given.reach) + 4 * E * E
+    if capacity >= 2**31:
+        # more than a link of four bytes can name
+        raise MemoryError
     links = np.empty((3, capacity), np.int32)
     top = np.full((E, E), -1, np.int32)
     cheapest = np.full((E + 1, E + 1), UNREACHABLE, np.int64)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.optimum.chains import AGAIN, DONE, move_along_chains
+from equipoise.optimum.chains import AGAIN, DONE, MOVE_BYTES, move_along_chains
 from equipoise.optimum.newton import Look, Region
 from equipoise.optimum.topk import boundary_under
 from equipoise.optimum.whole_numbers import choose_by_need
@@ -128,35 +128,67 @@ def finish_exactly(
         state = exact_state(region, look, scale, bounds, reach, state)
         if _move_all_excess(state, bounds, reach) == DONE:
             break
-        reach = max(4 * reach, 1e-6 * whole.largest)
         region = region if region.holds(state.float_shift) else whole
         look = region.look(state.float_shift)
         read += len(region)
+        reach = _wider_reach(reach, look.seen.margin, 4 * len(state.tokens), whole.largest)
     return state, read
 
 
 def _move_all_excess(state: ExactState, bounds: tuple[Array, Array], reach: float) -> int:
     """DONE, or WIDER if the reach is too short."""
     while True:
-        outcome = move_along_chains(
-            state.scores,
-            state.tokens,
-            state.scale,
-            state.shift,
-            state.chosen,
-            state.accepted,
-            *bounds,
-            state.excess,
-            _reach_in_units(reach, state.scale),
-        )
+        try:
+            outcome = move_along_chains(
+                state.scores,
+                state.tokens,
+                state.scale,
+                state.shift,
+                state.chosen,
+                state.accepted,
+                *bounds,
+                state.excess,
+                _reach_in_units(reach, state.scale),
+            )
+        except MemoryError:
+            raise _too_many_moves(state) from None
         if outcome != AGAIN:
             return int(outcome)
+
+
+def _too_many_moves(state: ExactState) -> MemoryError:
+    tokens, E = state.chosen.shape
+    top_k = int(state.chosen[0].sum())
+    moves = tokens * top_k * (E - top_k)
+    return MemoryError(
+        f"no memory for the moves of {tokens:,} tokens, each of {top_k} experts to {E - top_k} "
+        f"others: up to {moves:,} moves, {2 * MOVE_BYTES * moves / 1e9:.1f} GB. Their scores are so "
+        "nearly equal that all of them matter: solve fewer tokens at a time, or round the scores"
+    )
+
+
+def chain_seconds(tokens: int, num_experts: int) -> float:
+    """About how long chains for so many tokens take, at most: each may pass every expert, and each
+    move is compared with those of every other. (23 ns a comparison, measured on rank-1 scores.)
+    """
+    return 23e-9 * tokens * num_experts**2
 
 
 def _first_reach(margin: Array, wanted: int) -> float:
     """The margin that so many tokens have at most, but no more than an eighth of all."""
     place = min(wanted, len(margin) // 8)
     return float(np.partition(margin, place)[place])
+
+
+def _wider_reach(reach: float, margin: Array, wanted: int, largest: float) -> float:
+    """At least four times as far, and so far that about `wanted` tokens are near.
+
+    The margins say what is far: scores may differ by a trillionth of their size, and a step in
+    units of their size would make every token's every move near. Where all margins are 0 they say
+    nothing.
+    """
+    place = min(wanted, len(margin) - 1)
+    return max(4 * reach, float(np.partition(margin, place)[place])) or 1e-6 * largest
 
 
 def _reach_in_units(reach: float, scale: float) -> int:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.optimum.certificate import verify_solution
-from equipoise.optimum.exact import ExactState, exact_state, finish_exactly
+from equipoise.optimum.exact import ExactState, chain_seconds, exact_state, finish_exactly
 from equipoise.optimum.newton import Descent, Region, descend_dual
 from equipoise.optimum.problem import Problem, readable_shift
 from equipoise.optimum.sums import value_and_best
@@ -37,6 +37,10 @@ ReportLine = Callable[[str], None]
 
 _SAMPLES = (2048, 16384)
 """tokens; each a start for the next"""
+
+
+_WORTH_TELLING = 5.0
+"""seconds: an estimate below that is not shown"""
 
 
 @dataclass(frozen=True)
@@ -223,7 +227,9 @@ class _Search:
             start = exact_state(descent.whole, descent.first, self.scale, bounds, 0.0)
             if start.total_excess < state.total_excess:
                 region, look, state = descent.whole, descent.first, start
-        self.progress(f"cheapest chains for {state.total_excess:,} tokens")
+        seconds = chain_seconds(state.total_excess, self.problem.num_experts)
+        longest = f" (may take {seconds:.0f} s)" if seconds >= _WORTH_TELLING else ""
+        self.progress(f"cheapest chains for {state.total_excess:,} tokens{longest}")
         state, read = finish_exactly(descent.whole, region, look, self.scale, bounds, state)
         self.read += read
         return state
