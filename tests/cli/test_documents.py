@@ -1,0 +1,184 @@
+"""What the documents show is right: cheap Python is run, the rest compiled and its names looked up;
+commands are parsed, and trainings run at a small size in the order a reader meets them.
+"""
+
+import ast
+import importlib
+import inspect
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import equipoise
+from equipoise.cli import VERBS, build_parser, main
+from equipoise.cli.train import read_train_flags
+from tests.cli.test_help_examples import SMALL_TRAINING, command_words
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = {
+    str(path.relative_to(ROOT)): path.read_text()
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+}
+VERB_NAMES = {verb.name for verb in VERBS}
+
+
+def python_blocks(text):
+    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+
+
+def command_lines(text):
+    """Lines of commands, without the remarks that stand behind them after two or more spaces."""
+    lines = re.findall(r"^    ((?:equipoise|torchrun) .*)$", text, flags=re.MULTILINE)
+    return [re.split(r"\s{2,}", line)[0] for line in lines]
+
+
+def inline_commands(text):
+    """`equipoise verb ...` in running text; a verb alone names it and is no command."""
+    found = re.findall(r"`equipoise ([a-z][^`]*)`", text)
+    return [" ".join(each.split()) for each in found]
+
+
+COMMANDS = [(name, line) for name, text in DOCUMENTS.items() for line in command_lines(text)]
+INLINE = [(name, line) for name, text in DOCUMENTS.items() for line in inline_commands(text)]
+BLOCKS = [
+    pytest.param(name, block, id=f"{name}:{number}")
+    for name, text in DOCUMENTS.items()
+    for number, block in enumerate(python_blocks(text))
+]
+
+
+@pytest.mark.parametrize(("document", "line"), COMMANDS)
+def test_every_command_is_understood(document, line, place):
+    words = command_words(line)
+    build_parser().parse_args(words)
+    if words[0] == "train":
+        # a config of an earlier line, which the folder here calls otherwise
+        read_train_flags(re.sub(r"runs/\w+/config", "runs/a/config", word) for word in words[1:])
+
+
+@pytest.mark.parametrize(("document", "line"), INLINE)
+def test_every_command_in_a_sentence_is_understood(document, line, place):
+    words = shlex.split(line)
+    assert words[0] in VERB_NAMES
+    if len(words) > 1 and words[1] != "--help":
+        build_parser().parse_args(words)
+
+
+def test_trainings_do_not_stand_in_each_others_way(place, tmp_path, monkeypatch, capsys):
+    """README's first, then those of the documents, in one folder."""
+    monkeypatch.chdir(tmp_path / "my_texts")
+    Path("my_texts").symlink_to(tmp_path / "my_texts")
+    lines = [line for _, line in COMMANDS if line.startswith("equipoise train ")]
+    assert len(lines) >= 5
+    for line in lines:
+        small = "--steps 2" if "--config" in line else SMALL_TRAINING
+        small = "" if "--resume" in line else small
+        assert main([*command_words(line), *small.split()]) == 0, (line, capsys.readouterr().err)
+
+
+def how_to_names():
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.zeros(1))
+    balancer, other = (equipoise.balancer("deepseek", 64, top_k=6) for _ in range(2))
+    scores, layer = torch.rand(32, 64), equipoise.MoE(16, 8, 8, 2, look_ahead=32)
+    hidden = torch.rand(4, 8, 16)
+    return {
+        "balancer": balancer,
+        "scores": scores,
+        "micro_batches": torch.rand(3, 32, 64),
+        "optimizer": torch.optim.SGD([weight], lr=0.1),
+        "balancers": {"layer": other},
+        "tallies": {"layer": other.tally(scores, other.route(scores))},
+        "data_parallel_group": None,
+        "model": layer,
+        "layer": layer,
+        "hidden": hidden,
+        "evaluate": lambda model: model(hidden),
+        "logits": torch.randn(2, 16, 64),
+        "loss": torch.zeros(()),
+    }
+
+
+def hugging_face_names():
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained("my-model").train()
+    ids = torch.randint(0, 64, (2, 8))
+    return {
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "batches": [{"input_ids": ids, "labels": ids}] * 2,
+        "Trainer": lambda model, arguments, train_dataset, callbacks: callbacks[0],
+        "arguments": None,
+        "texts": None,
+        "folder": "out",
+    }
+
+
+def trace_names():
+    balancer, scores = equipoise.balancer("deepseek", 8, top_k=6), torch.rand(128, 8)
+    return {
+        "step": 0,
+        "layer": 0,
+        "before": balancer.shift.clone(),
+        "balancer": balancer,
+        "tally": balancer.tally(scores, balancer.route(scores)),
+        "scores": scores,
+    }
+
+
+# what a reader of these has at hand; blocks of other documents need none
+AT_HAND = {
+    "docs/how-to.md": how_to_names,
+    "docs/hugging-face.md": hugging_face_names,
+    "docs/theory/verify.md": trace_names,
+}
+TOO_EXPENSIVE = {
+    "docs/arena.md:0": "records a model of one's own",
+    "docs/hugging-face.md:2": "needs peft; examples/balance_with_lora.py runs it",
+    "docs/training.md:0": "a training of 300 steps",
+}
+
+
+@pytest.mark.parametrize(("document", "block"), BLOCKS)
+def test_python_names_what_there_is(document, block):
+    for node in ast.walk(ast.parse(block)):
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("equipoise"):
+            module = importlib.import_module(node.module)
+            assert not [each.name for each in node.names if not hasattr(module, each.name)]
+        if isinstance(node, ast.Call) and re.fullmatch(r"equipoise\.\w+", ast.unparse(node.func)):
+            function = getattr(equipoise, node.func.attr)
+            keywords = {each.arg: None for each in node.keywords if each.arg is not None}
+            inspect.signature(function).bind_partial(*node.args, **keywords)
+
+
+@pytest.mark.parametrize(
+    ("document", "block"),
+    [each for each in BLOCKS if each.id not in TOO_EXPENSIVE and "README" not in each.id],
+)
+def test_cheap_python_runs(document, block, place, capsys):
+    names = {"equipoise": equipoise, "torch": torch, **AT_HAND.get(document, dict)()}
+    if "model" in names and "balancing = " not in block and "hugging" in document:
+        names["balancing"] = equipoise.balance(names["model"], "deepseek")
+    if "run/trace" in block:
+        shutil.rmtree("run/trace")
+    exec(compile(block, document, "exec"), names)
+
+
+def test_what_is_not_run_is_there():
+    assert TOO_EXPENSIVE.keys() <= {each.id for each in BLOCKS}
+
+
+@pytest.mark.parametrize("document", [name for name in DOCUMENTS if name != "README.md"])
+def test_python_stands_in_fences(document):
+    """Where it is found by the tests above."""
+    indented = re.findall(r"^    .*$", DOCUMENTS[document], flags=re.MULTILINE)
+    outside = set(indented) - {
+        line for block in python_blocks(DOCUMENTS[document]) for line in block.splitlines()
+    }
+    looks_like_python = re.compile(r"equipoise\.\w+\(|balanc\w+\.\w+\(|^ +(from \S+ )?import \w+$")
+    assert not [line for line in outside if looks_like_python.search(line)]
