@@ -1,4 +1,4 @@
-"""Run a function on several gloo ranks of this machine; an exception on any of them fails the test."""
+"""Run a function on several gloo ranks of this machine; an exception on any fails the test."""
 
 from __future__ import annotations
 

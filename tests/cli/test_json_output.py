@@ -1,4 +1,4 @@
-"""What --json prints is JSON to every parser: no NaN, no Infinity. And what `solve` refuses, early."""
+"""What --json prints is strict JSON: no NaN, no Infinity. And what `solve` refuses early."""
 
 import json
 from pathlib import Path

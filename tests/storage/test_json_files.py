@@ -1,4 +1,4 @@
-"""A JSON file that cannot be read is named, with what is wrong and what to do; JSON text is strict."""
+"""A JSON file that cannot be read is named, with what is wrong; JSON that is written is strict."""
 
 import json
 import math

@@ -37,8 +37,9 @@ def _add_verify_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_verify_verb(options: argparse.Namespace) -> None:
-    """Check everything and print it; exit with 1 if something that applies does not hold, or the trace
-    contradicts itself.
+    """Check everything and print it.
+
+    Exit with 1 if something that applies does not hold, or if the trace contradicts itself.
     """
     from equipoise import verify
     from equipoise.trace import Trace

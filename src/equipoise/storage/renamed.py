@@ -1,6 +1,4 @@
-"""Arguments and names of a module that changed: the old spelling works, and a FutureWarning says the
-new one.
-"""
+"""Arguments and names that changed: the old one works, and a FutureWarning says the new one."""
 
 from __future__ import annotations
 
