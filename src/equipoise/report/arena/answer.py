@@ -26,7 +26,8 @@ def arena_answer(cells: ArenaResults) -> str:
     """Who leaves the loads most even, how far ahead of the next, and what a replay cannot show."""
     said = _answer_one_stream(cells) if len(cells.streams) == 1 else _answer_many_streams(cells)
     unfinished = f" {cells.missing} cells are not finished." if cells.missing else ""
-    return f"{said}{unfinished}{_name_diverged(cells)} In a replay the router does not react; in a training it does."
+    caveat = " In a replay the router does not react; in a training it does."
+    return f"{said}{unfinished}{_name_diverged(cells)}{caveat}"
 
 
 def _name_diverged(cells: ArenaResults) -> str:
