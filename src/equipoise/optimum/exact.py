@@ -162,7 +162,8 @@ def _too_many_moves(state: ExactState) -> MemoryError:
     moves = tokens * top_k * (E - top_k)
     return MemoryError(
         f"no memory for the moves of {tokens:,} tokens, each of {top_k} experts to {E - top_k} "
-        f"others: up to {moves:,} moves, {2 * MOVE_BYTES * moves / 1e9:.1f} GB. Their scores are so "
+        f"others: up to {moves:,} moves, {2 * MOVE_BYTES * moves / 1e9:.1f} GB. Their scores are "
+        "so "
         "nearly equal that all of them matter: solve fewer tokens at a time, or round the scores"
     )
 
