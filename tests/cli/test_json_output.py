@@ -72,3 +72,12 @@ def test_solve_refuses_before_it_solves(scores_file, capsys, monkeypatch, argume
     monkeypatch.setattr(equipoise, "solve", solve)
     assert main(["solve", str(scores_file), "--top-k", "2", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_no_memory_is_said_without_a_traceback(scores_file, capsys, monkeypatch):
+    def solve(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(equipoise, "solve", solve)
+    assert main(["solve", str(scores_file), "--top-k", "2"]) == 2
+    assert "there is not enough memory" in capsys.readouterr().err

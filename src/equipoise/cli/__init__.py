@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"equipoise: {missing_module(error, options.extra)}", file=sys.stderr)
         return 2
     except (ValueError, TypeError, OSError, FloatingPointError, MemoryError) as error:
-        print(f"equipoise: {error}", file=sys.stderr)
+        print(f"equipoise: {str(error) or 'there is not enough memory'}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
         print(f"equipoise: {str(stop) or 'stopped'}", file=sys.stderr)
