@@ -37,6 +37,7 @@ from equipoise.attach.hooks import (
 from equipoise.attach.making import Maker, make_dual
 from equipoise.attach.optimizers import check_optimizer, follow_optimizer
 from equipoise.attach.patching import PatchedMethod
+from equipoise.attach.rank_group import check_default_group
 from equipoise.attach.state.sidecar import SaveBeside, load_sidecar, save_sidecar, shifts_beside
 from equipoise.attach.step_metrics import BalanceMetrics, step_metrics, step_table
 from equipoise.attach.stepping import check_counted, check_in_use, collect_tallies, update_routers
@@ -68,7 +69,8 @@ def balance(
             top_k) that makes one.
         optimizer: if given, `step()` is called automatically after every `optimizer.step()`. Of
             several optimizers, pass the one that steps last.
-        group: the ranks that hold different tokens, if not all.
+        group: the ranks that hold different tokens, if not all. Must be given where the model shows
+            tensor or expert parallelism.
         skip: patterns of routers' names to leave alone.
         trace: a folder to record every step in, as a Trace.
         trace_scores: how many tokens' scores the trace keeps, per step and router.
@@ -105,6 +107,8 @@ class Balancing:
     ) -> None:
         check_backward_is_seen()
         check_balanceable(model)
+        if group is None:
+            check_default_group(model)
         # a copy keeps its shifts, and so does a model that was saved and loaded
         known_shifts = clear_copied_hooks(model) or shifts_beside(model)
         found = find_routers(model, skip)
@@ -124,6 +128,7 @@ class Balancing:
         """steps whose counts were dropped, since the optimizer skipped its own"""
         self.loaded = False
         """whether a saved state was taken over"""
+        self._group_checked = False
         self._recorder: Recorder | None = None
         self._loads: dict[str, Tensor] = {}
         """of the last step, by router"""
@@ -146,6 +151,10 @@ class Balancing:
         self._check_attached()
         check_in_use(self.routers)
         check_counted(self.routers)
+        if self.group is None and not self._group_checked:
+            # once more: the model may have been parallelised after balance()
+            check_default_group(self.model)
+            self._group_checked = True
         tallies = collect_tallies(self.routers, self.group)
         for router in self.routers:
             router.shift.refresh()
