@@ -1,4 +1,4 @@
-"""Ranks that hold the same tokens are not counted together by default: refused, with what to pass."""
+"""Ranks that hold the same tokens are not counted together: refused, with what to pass."""
 
 import pytest
 import torch.distributed as dist

@@ -100,6 +100,16 @@ def test_other_choosers_are_refused_by_name(name, reason):
     assert hasattr(model.get_submodule(block), "experts")
 
 
+@pytest.mark.parametrize("name", ["deepseek_v3", "mistral4"])
+def test_groups_that_cannot_hold_top_k_are_refused_by_name(name):
+    if name not in CONFIG_MAPPING:
+        pytest.skip(f"this transformers has no {name}")
+    sizes = {"n_group": 4, "topk_group": 1, "num_experts_per_tok": 3, "head_dim": 16}
+    family = Family(name, overrides=sizes)
+    with pytest.raises(ValueError, match=r"mlp keeps 1 of 4 groups, of 2 experts .* top-3.*skip="):
+        find_routers(family.model())
+
+
 def test_skipped_routers_are_listed():
     model = Family("mixtral").model()
     found = find_routers(model, skip=["model.layers.0.*"])

@@ -67,6 +67,11 @@ class BalancedRouter:
         return self.found.name
 
     @property
+    def block(self) -> nn.Module:
+        """The module that holds its gate and its experts."""
+        return self.found.block
+
+    @property
     def applied_shift(self) -> Tensor:
         """(E,) float32: what the model adds to the scores before the choice."""
         return self.shift.values
@@ -149,29 +154,40 @@ class BalancedRouter:
         """It returned, or raised."""
         self.shift.end_reference()
 
-    @eager
     def enter_block(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if self.context.may_count(self.block):
+            self._enter_block(module)
+
+    @eager
+    def _enter_block(self, module: nn.Module) -> None:
         if self.context.counts(module):
             self.count.enter_block()
 
-    @eager
     def see_logits(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """The gate of a router with a bias returns: its logits are kept, if they will be needed."""
+        if self.context.may_count(self.block):
+            self._see_logits(output)
+
+    @eager
+    def _see_logits(self, output: Any) -> None:
         place = self.found.spec.logits_at
         if place is not None and (
             self.balancer.needs_scores or self.observer or self._sharded_experts()
         ):
             self._logits = (output if place == -1 else output[place]).detach()
 
-    @eager
     def see_choice(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object]
     ) -> None:
         """The experts of a router with a bias are called: with hidden states, indices, weights."""
+        if self.context.may_count(self.block):
+            self._see_choice([*args, *kwargs.values()])
+
+    @eager
+    def _see_choice(self, values: list[Any]) -> None:
         logits, self._logits = self._logits, None
         if not self.context.counts(self.found.block):
             return
-        values = [*args, *kwargs.values()]
         chosen = next((value for value in values if _holds_indices(value)), None)
         if chosen is None:
             raise RuntimeError(
@@ -193,16 +209,23 @@ class BalancedRouter:
             chosen = route(scores, self.balancer.top_k, choose_by=shifted, groups=groups).experts
         self.count_choices(chosen, scores, shifted)
 
-    @eager
     def run_shifted(self, *args: Any, **kwargs: Any) -> Any:
         """The router's own code, with our top-K: for a router without a bias."""
+        run = self._run_and_count if self.context.may_count(self.block) else self._run_shifted
+        return run(*args, **kwargs)
+
+    @eager
+    def _run_and_count(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run_shifted(*args, **kwargs)
+
+    def _run_shifted(self, *args: Any, **kwargs: Any) -> Any:
         assert self._patched is not None
         with ShiftedTopK(self.found.spec, self.applied_shift, self.see_shifted):
             return self._patched.own(*args, **kwargs)
 
     def see_shifted(self, indices: Tensor, values: Tensor, shifted: Tensor) -> None:
         """A router without a bias has chosen."""
-        if self.context.counts(self.found.block):
+        if self.context.may_count(self.block) and self.context.counts(self.block):
             self._notice_backward(values)
             scores = values.detach().float().flatten(0, -2)
             self.count_choices(indices, scores, shifted.flatten(0, -2))

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-# hooks run between compiled graphs, never inside one
+# what counts runs between compiled graphs, never inside one
 from torch._compile import _disable_dynamo as eager
 from torch.utils.hooks import RemovableHandle
 
@@ -64,6 +64,9 @@ def _backward_is_seen() -> bool:
 class ForwardListener(Protocol):
     """What is notified of training forwards: a BalancedRouter."""
 
+    @property
+    def block(self) -> nn.Module: ...
+
     def begin_forward(self, in_training_mode: bool) -> None: ...
 
     def fail_forward(self) -> None: ...
@@ -94,6 +97,7 @@ class ForwardContext:
         """(T,) bool: tokens of a picture, where a layer has a router of its own for them"""
         self._mask_position: dict[nn.Module, int] = {}
         """where a watched module's forward takes its attention_mask"""
+        self._watched: list[nn.Module] = []
         self._is_reference = False
         """whether the running forward is of a reference policy: adapters are off"""
         self._warned = False
@@ -114,6 +118,7 @@ class ForwardContext:
 
     def watch(self, module: nn.Module) -> list[RemovableHandle]:
         """Watch the forwards of a module that holds routers."""
+        self._watched.append(module)
         names = list(inspect.signature(module.forward).parameters)
         if "attention_mask" in names:
             self._mask_position[module] = names.index("attention_mask")
@@ -126,11 +131,40 @@ class ForwardContext:
         """Watch a layer that has one router for text and one for pictures."""
         return module.register_forward_pre_hook(self.see_pictures, with_kwargs=True)
 
-    @eager
+    def may_count(self, block: nn.Module) -> bool:
+        """Whether what this block routes could be counted at all: else its hooks do nothing.
+
+        Unlike `counts` it can be traced by torch.compile, so that a model in evaluation compiles
+        into one graph.
+        """
+        return self.records or block.training
+
+    def _is_resting(self) -> bool:
+        """Whether a model that is being compiled is in evaluation, where no block could count.
+
+        Where an adapter may be off, and the model be its own reference, its forwards are watched.
+        Can be traced, too; outside of torch.compile every forward is watched.
+        """
+        if not torch.compiler.is_compiling():
+            return False
+        if any(self.may_count(listener.block) for listener in self.listeners):
+            return False
+        return not any(
+            hasattr(module, "peft_config") or getattr(module, "_hf_peft_config_loaded", False)
+            for module in self._watched
+        )
+
     def enter_module(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object]
     ) -> None:
         """A watched module is called."""
+        if not self._is_resting():
+            self._enter_module(module, args, kwargs)
+
+    @eager
+    def _enter_module(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object]
+    ) -> None:
         if not self.attached:
             return
         outermost = self._depth == 0
@@ -186,9 +220,13 @@ class ForwardContext:
                 stacklevel=2,
             )
 
-    @eager
     def leave_module(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """A watched module returns, or raises: then torch passes None as its output."""
+        if not self._is_resting():
+            self._leave_module(output)
+
+    @eager
+    def _leave_module(self, output: Any) -> None:
         if self._depth:
             self._depth -= 1
         if self._depth or not self.attached:
@@ -203,16 +241,20 @@ class ForwardContext:
         self.phase = ForwardPhase.IDLE
         self._padding = self._is_picture = None
 
-    @eager
     def see_pictures(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object]
     ) -> None:
+        if not self._is_resting():
+            self._see_pictures(args, kwargs)
+
+    @eager
+    def _see_pictures(self, args: tuple[Any, ...], kwargs: dict[str, object]) -> None:
         self._is_picture = picture_tokens(args, kwargs)
 
     def detach(self) -> None:
         """Count nothing from now on."""
         self.phase = ForwardPhase.DETACHED
-        self.listeners = []
+        self.listeners, self._watched = [], []
 
     def counts(self, block: nn.Module) -> bool:
         """Whether what this block routes now is to be counted."""

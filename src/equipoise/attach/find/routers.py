@@ -145,6 +145,7 @@ def _describe_router(model: nn.Module, path: str, block: nn.Module, gate_name: s
         ) from None
     bias = None if spec.bias is None else _locate_bias(block, spec.bias, path)
     _check_bias(name, block, gate_name, spec)
+    _check_groups(name, spec)
     gate = module_in_use(block.get_submodule(gate_name))
     experts = module_in_use(block.get_submodule("experts"))
     return FoundRouter(name, block, gate, experts, _enclosing_layer(model, path), spec, bias)
@@ -170,6 +171,21 @@ def _check_bias(name: str, block: nn.Module, gate_name: str, spec: RoutingSpec) 
     if named and spec.bias is None:
         raise ValueError(
             f"{name} holds {', '.join(named)}, but its router's choice does not depend on it"
+        )
+
+
+def _check_groups(name: str, spec: RoutingSpec) -> None:
+    """The groups a token keeps must hold top-K experts: the rest of its choice would be made among
+    experts that are ruled out, by chance, and no shift could balance that.
+    """
+    if spec.groups is None:
+        return
+    size = spec.num_experts // spec.groups.number
+    if spec.groups.keep * size < spec.top_k:
+        raise ValueError(
+            f"{name} keeps {spec.groups.keep} of {spec.groups.number} groups, of {size} experts "
+            f"each, but takes top-{spec.top_k}: keep more groups in the model's config (such as "
+            f"topk_group), or leave it out by skip=[{name!r}]"
         )
 
 
