@@ -15,7 +15,8 @@ sharded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -48,8 +49,9 @@ class _Probe:
         self.gate_name = gate_name
         self.rng = torch.Generator().manual_seed(0)
         self.tensors = self._random_tensors(block, getattr(block, gate_name))
-        width = _hidden_size(getattr(block, gate_name))
-        self.hidden = torch.randn(_PROBE_TOKENS, width, generator=self.rng)
+        self.widths = _hidden_sizes(getattr(block, gate_name))
+        self.hidden = torch.zeros(0)
+        """what the gate is called with: (T, D) or (1, T, D), set by the first run that succeeds"""
         self.passed: str | None = None
         """the block's vector that is passed to the gate, where it wants one"""
 
@@ -91,7 +93,9 @@ class _Probe:
         """Normal numbers: of such a size that scores differ, and a bias does not decide alone."""
         if not value.is_floating_point():
             return torch.zeros(value.shape, dtype=value.dtype)
-        spread = 0.1 if value.dim() < 2 or value.shape[0] == 1 else 2 * value.shape[-1] ** -0.5
+        # a weight may be (E, D) or (D, E): the larger is nearly always D
+        wide = value.dim() >= 2 and value.shape[0] > 1
+        spread = 2 * max(value.shape[-2:]) ** -0.5 if wide else 0.1
         return spread * torch.randn(value.shape, generator=self.rng)
 
     def _run_router(self, hidden: Tensor, tensors: dict[str, Tensor]) -> WatchedRun:
@@ -110,24 +114,41 @@ class _Probe:
         """Some gates want (T, D), some (B, S, D); some are given the bias by their block."""
         vectors = [name.removeprefix("block.") for name in self.tensors if name.count(".") == 1]
         refusals = []
-        for passed in (None, *vectors):
-            for hidden in (self.hidden, self.hidden.unsqueeze(0)):
-                self.passed = passed
-                try:
-                    run = self._run_router(hidden, self.tensors)
-                except (TypeError, ValueError, RuntimeError, IndexError) as error:
-                    refusals.append(f"{type(error).__name__}: {error}")
-                    continue
-                self.hidden = hidden
-                return run
+        for width in self.widths:
+            tokens = torch.randn(_PROBE_TOKENS, width, generator=self.rng)
+            for passed in (None, *vectors):
+                for hidden in (tokens, tokens.unsqueeze(0)):
+                    self.passed, self.hidden = passed, hidden
+                    try:
+                        return self._run_router(hidden, self.tensors)
+                    except Exception as error:  # a stranger's code may raise anything
+                        refusals.append(f"{type(error).__name__}: {error}")
         raise NotByTopKError(f"it could not be called with hidden states alone ({refusals[0]})")
 
     def _last_topk(self, run: WatchedRun) -> TopKCall:
         """The top-K over experts: (T, E) ranked, K, (T, K) indices."""
         if not run.calls:
-            raise NotByTopKError("it chooses without torch.topk")
+            raise NotByTopKError(self._why_no_topk())
         ranked, top_k, indices = run.calls[-1]
+        over_experts = [call for call in run.calls if call.values.shape == ranked.shape]
+        if len(over_experts) > 1:
+            raise NotByTopKError(
+                f"it takes {len(over_experts)} top-Ks over its experts, one after another, where "
+                "one top-K is expected to make the whole choice"
+            )
         return TopKCall(ranked.flatten(0, -2).float(), top_k, indices.flatten(0, -2))
+
+    def _why_no_topk(self) -> str:
+        """Many blocks let the gate compute logits only, and choose in their own forward."""
+        block = self.path.block
+        if not _mentions_topk(type(block).forward):
+            return "it chooses without torch.topk"
+        return (
+            f"it returns logits only, and {type(block).__name__}.forward, one level up, calls "
+            "topk: move the choice into the gate's own forward, or into a method "
+            f"route_tokens_to_experts(self, router_logits) of {type(block).__name__} that returns "
+            "the indices and weights of the chosen experts"
+        )
 
     def _find_bias(self, first: WatchedRun, ranked: Tensor, kept: Tensor) -> str | None:
         """Move every vector of E numbers in turn: `ranked` follows the bias number by number, and
@@ -191,7 +212,9 @@ class _Probe:
         would be counted wrongly.
         """
         for output in run.choice:
-            if isinstance(output, Tensor) and output.dtype in (torch.int64, torch.int32):
+            if not isinstance(output, Tensor) or output.numel() != indices.numel():
+                continue
+            if output.dtype in (torch.int64, torch.int32):
                 if not torch.equal(output.reshape(indices.shape).long(), indices):
                     raise NotByTopKError("it rewrites its choice after the top-K")
                 return
@@ -214,15 +237,25 @@ def _same_rows(before: object, after: object, rows: Tensor) -> bool:
     )
 
 
-def _hidden_size(gate: nn.Module) -> int:
-    """D, as the gate says it, or the width of its first matrix."""
+def _hidden_sizes(gate: nn.Module) -> list[int]:
+    """What D may be: as the gate says it, or a side of its first matrix, which is (E, D) as a rule
+    and (D, E) in some layers.
+    """
     for name in ("hidden_dim", "hidden_size"):
         if isinstance(getattr(gate, name, None), int):
-            return int(getattr(gate, name))
+            return [int(getattr(gate, name))]
     for _, value in _named_tensors(gate, recurse=True):
         if value.dim() == 2 and value.is_floating_point() and value.shape[0] > 1:
-            return value.shape[1]
+            return [value.shape[1], value.shape[0]]
     raise NotByTopKError("it holds no matrix that could turn hidden states into logits")
+
+
+def _mentions_topk(function: Callable[..., object]) -> bool:
+    try:
+        return "topk" in inspect.getsource(function)
+    except (OSError, TypeError):
+        # made without a source file
+        return "topk" in getattr(getattr(function, "__code__", None), "co_names", ())
 
 
 def _is_score(ranked: Tensor) -> Tensor:

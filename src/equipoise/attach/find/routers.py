@@ -143,6 +143,12 @@ def _describe_router(model: nn.Module, path: str, block: nn.Module, gate_name: s
             f"{name}.{gate_name} ({type(getattr(block, gate_name)).__name__}) cannot be "
             f"balanced: {error}. Leave it out by skip=[{name!r}]"
         ) from None
+    except Exception as error:
+        raise ValueError(
+            f"{name}.{gate_name} ({type(getattr(block, gate_name)).__name__}) was tried "
+            f"with random tokens, and how it chooses was not learnt ({type(error).__name__}: "
+            f"{error}). Leave it out by skip=[{name!r}]"
+        ) from error
     bias = None if spec.bias is None else _locate_bias(block, spec.bias, path)
     _check_bias(name, block, gate_name, spec)
     _check_groups(name, spec)
