@@ -188,3 +188,55 @@ def test_half_of_all_choices_is_a_target_for_top_two():
 def test_rates_that_are_none_are_refused(name, rate):
     with pytest.raises(ValueError, match="a rate must be a finite number, 0 or more"):
         equipoise.balancer(name, 4, top_k=1, update_rate=rate)
+
+
+@pytest.mark.parametrize("updates", [float("nan"), float("inf"), -1, "10"])
+def test_annealing_over_no_number_is_refused(updates):
+    balancer = equipoise.balancer("deepseek", 4, top_k=2)
+    with pytest.raises(ValueError, match="cannot anneal over"):
+        balancer.anneal(updates)
+    assert balancer.rest_at == torch.inf
+
+
+@pytest.mark.parametrize(
+    ("mine", "other"),
+    [("quantile", "deepseek"), ("curvature", "quantile"), ("deepseek", "quantile")],
+)
+def test_another_rules_tally_is_refused(mine, other):
+    scores = torch.rand(32, 8, generator=torch.Generator().manual_seed(0))
+    balancer, foreign = (equipoise.balancer(name, 8, top_k=2) for name in (mine, other))
+    tally = foreign.tally(scores, foreign.route(scores))
+    with pytest.raises(ValueError, match="another rule's"):
+        balancer.update(tally)
+    assert balancer.steps == 0
+
+
+def test_a_histogram_of_other_bins_is_refused():
+    scores = torch.rand(32, 8, generator=torch.Generator().manual_seed(0))
+    fine, coarse = (equipoise.balancer("quantile", 8, top_k=2, bins=bins) for bins in (512, 64))
+    with pytest.raises(ValueError, match=r"'leads': \(8, 66\)"):
+        fine.update(coarse.tally(scores, coarse.route(scores)))
+
+
+@pytest.mark.parametrize(("num_experts", "top_k"), [(64, 6), (512, 1), (4096, 8)])
+@pytest.mark.parametrize("rate", [0.1, 10.0])
+def test_mirror_stays_finite_however_long_loads_are_one_sided(num_experts, top_k, rate):
+    balancer = equipoise.balancer("mirror", num_experts, top_k=top_k, update_rate=rate)
+    loads = [1024] * top_k + [0] * (num_experts - top_k)
+    # 0.1 of a target load per update: 10,000 of them are as 1,000, which float32 could not hold
+    for _ in range(1_000 if rate < 1 else 100):
+        balancer.update(tally_of(balancer, loads))
+    assert torch.isfinite(balancer.shift).all()
+    assert balancer.shift.abs().max() == 16
+    assert torch.isfinite(balancer.settled_shift).all()
+    # and comes back from there
+    for _ in range(200):
+        balancer.update(tally_of(balancer, loads[::-1]))
+    assert balancer.shift[0] > 0 > balancer.shift[-1]
+
+
+def test_mirror_leaves_a_shift_written_by_hand():
+    balancer = equipoise.balancer("mirror", 4, top_k=2)
+    balancer.shift.copy_(torch.tensor([100.0, -0.3, 0.0, 17.0]))
+    balancer.update(tally_of(balancer, [5, 5, 5, 5]))
+    assert torch.equal(balancer.shift, torch.tensor([100.0, -0.3, 0.0, 17.0]))

@@ -154,3 +154,10 @@ def test_balanced_experts_have_no_gap_in_batches_of_many_millions():
     loads[1] -= 3
     found = gap.load_gap(loads, weights, 255.0)
     assert found.tolist() == [-3.0, 3.0, *[0.0] * 253]
+
+
+def test_hypentropy_moves_are_bounded_over_ten_thousand_steps():
+    shift = torch.zeros(4)
+    for _ in range(10_000):
+        shift = steps.hypentropy_move(shift, torch.tensor([0.1, -0.1, 60.0, -4000.0]), 1e-2)
+    assert shift.tolist() == [16.0, -16.0, 16.0, -16.0]

@@ -171,3 +171,10 @@ def test_unknown_scopes_are_refused():
         ValueError, match="scope must be one of batch, sequence, global, not 'layer'"
     ):
         AuxiliaryLoss(1e-3, "layer")
+
+
+@pytest.mark.parametrize("name", ["aux", "z_loss"])
+@pytest.mark.parametrize("coefficient", [float("nan"), float("inf"), -1, "1e-3", None])
+def test_coefficients_that_are_none_are_refused(name, coefficient):
+    with pytest.raises(ValueError, match=f"coefficient of {name} must be a finite number"):
+        equipoise.balancer(name, 4, top_k=2, coefficient=coefficient)

@@ -1,5 +1,6 @@
 """Metrics: each against a case one can work out by hand, and within the bounds it promises."""
 
+import importlib
 import math
 
 import pytest
@@ -163,3 +164,16 @@ def test_shares_idle_like_loads():
 def test_targets_of_zero_are_refused():
     with pytest.raises(ValueError, match="must be positive"):
         metrics([1, 2, 3], target=[1, 0, 2])
+
+
+@pytest.mark.parametrize("load", [float("nan"), float("inf"), -1.0])
+def test_loads_that_count_nothing_are_refused(load):
+    for measure in (metrics, lambda loads: idle_share(loads, 2)):
+        with pytest.raises(ValueError, match="loads count tokens"):
+            measure(torch.tensor([1.0, load]))
+
+
+def test_loads_that_cannot_be_looked_at_do_not_measure_zero(monkeypatch):
+    module = importlib.import_module("equipoise.routing.metrics")
+    monkeypatch.setattr(module, "is_readable", lambda _: False)
+    assert metrics(torch.tensor([1.0, torch.nan]))["imbalance"].isnan()

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import equipoise
 from equipoise import Tally
 
 
@@ -91,3 +92,27 @@ def test_whole_tally_moves():
     assert all(t.is_meta for t in (there.loads, there.forwards, there.step, there.parts["part"]))
     assert here.to("cpu").loads.tolist() == [1, 2]
     assert not here.loads.is_meta
+
+
+@pytest.mark.parametrize("method", ["deepseek", "quantile", "curvature"])
+def test_a_forward_with_its_tally_can_be_exported(method):
+    class Forward(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.balancer = equipoise.balancer(method, 8, top_k=2)
+
+        def forward(self, scores):
+            routing = self.balancer.route(scores)
+            return routing.experts, self.balancer.tally(scores, routing)
+
+    scores = torch.rand(32, 8, generator=torch.Generator().manual_seed(0))
+    module = Forward()
+    experts, tally = torch.export.export(module, (scores,)).module()(scores)
+    expected_experts, expected = module(scores)
+    assert torch.equal(experts, expected_experts)
+    assert isinstance(tally, Tally)
+    assert torch.equal(tally.loads, expected.loads)
+    assert torch.equal(tally.forwards, expected.forwards)
+    assert tally.parts.keys() == expected.parts.keys()
+    assert all(torch.equal(tally.parts[name], part) for name, part in expected.parts.items())
+    module.balancer.update(tally)

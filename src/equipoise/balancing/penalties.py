@@ -6,6 +6,7 @@ A penalty can be all there is (`balancer("aux", ...)`), or be carried by any oth
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
@@ -64,7 +65,7 @@ class AuxiliaryLoss(Penalty):
         super().__init__()
         if scope not in SCOPES:
             raise ValueError(f"scope must be one of {', '.join(SCOPES)}, not {scope!r}")
-        self.coefficient = coefficient
+        self.coefficient = _checked_coefficient(coefficient, "aux")
         self.scope = scope
         self._target = target
 
@@ -148,7 +149,7 @@ class ZLoss(Penalty):
 
     def __init__(self, coefficient: float) -> None:
         super().__init__()
-        self.coefficient = coefficient
+        self.coefficient = _checked_coefficient(coefficient, "z_loss")
 
     def forward(
         self, scores: Tensor, routing: Routing, logits: Tensor | None, sequences: Tensor | None
@@ -162,6 +163,17 @@ class ZLoss(Penalty):
 
     def extra_repr(self) -> str:
         return f"coefficient={self.coefficient}"
+
+
+def _checked_coefficient(value: float, name: str) -> float:
+    """The same, if it is one: YAML reads 1e-3 as text, NaN would spoil the loss, and a negative one
+    would unbalance.
+    """
+    if not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise ValueError(
+            f"the coefficient of {name} must be a finite number, 0 or more, not {value!r}"
+        )
+    return value
 
 
 def _mean_over(values: Tensor, mask: Tensor | None) -> Tensor:

@@ -28,10 +28,11 @@ def metrics(
 
     Where no token was counted there is nothing to measure: every value is 0.
     """
-    loads = torch.as_tensor(loads)
+    loads = _checked_loads(loads)
     relative = _relative_loads(loads, target)
     share = relative / relative.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
-    some = loads.sum(-1) > 0
+    # not "> 0": NaN loads that were not looked at, on a GPU, must not measure 0
+    some = loads.sum(-1) != 0
     values = {
         "imbalance": (relative - 1).abs().mean(-1),
         "max_violation": relative.amax(-1) - 1,
@@ -59,7 +60,7 @@ def idle_share(loads: Tensor | Sequence[Any], devices: int | Sequence[int]) -> T
         >>> float(idle_share([30, 10, 10, 10], devices=2))
         0.25
     """
-    loads = torch.as_tensor(loads).double()
+    loads = _checked_loads(loads).double()
     loads = loads.reshape(-1, loads.shape[-1])
     per_device = _device_loads(loads, devices)
     fullest = per_device.amax(1).sum()
@@ -68,6 +69,16 @@ def idle_share(loads: Tensor | Sequence[Any], devices: int | Sequence[int]) -> T
         1 - per_device.mean(1).sum() / fullest.clamp_min(torch.finfo(torch.float64).tiny),
         0.0,
     )
+
+
+def _checked_loads(loads: Tensor | Sequence[Any]) -> Tensor:
+    """Loads as a tensor, refused where they can be looked at and count nothing."""
+    loads = torch.as_tensor(loads)
+    if is_readable(loads) and not (torch.isfinite(loads) & (loads >= 0)).all():
+        raise ValueError(
+            f"loads count tokens: finite numbers, 0 or more, not {loads.flatten().tolist()[:8]}"
+        )
+    return loads
 
 
 def _relative_loads(loads: Tensor, target: Tensor | Sequence[float] | None) -> Tensor:

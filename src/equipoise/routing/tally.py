@@ -77,6 +77,10 @@ class Tally:
         )
 
 
+# torch.export and torch.utils._pytree then see its tensors: adjust, route and tally can be exported
+torch.export.register_dataclass(Tally, serialized_type_name="equipoise.Tally")
+
+
 def _part_shapes(tally: Tally) -> dict[str, tuple[int, ...]]:
     """The shape of everything that is counted, by name."""
     named = {"loads": tally.loads, **tally.parts}

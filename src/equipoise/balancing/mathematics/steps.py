@@ -8,6 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+MOST_SHIFT = 16.0
+"""of the hypentropy's: scores in [0, 1] are far below"""
+
 
 def sign_step(step: Tensor) -> Tensor:
     """-1, 0 or 1: on which side a load is off, not how far (the paper's eq. 3)."""
@@ -65,5 +68,12 @@ def euclidean_move(shift: Tensor, step: Tensor) -> Tensor:
 def hypentropy_move(shift: Tensor, step: Tensor, width: float) -> Tensor:
     """width * sinh(asinh(shift / width) + step), opened up so that a step of 0 gives back the shift
     to the last digit.
+
+    It is multiplicative far from 0, and one step on one side after the other would end in infinity.
+    So no step leads further than MOST_SHIFT; nor is one longer than from there to the other side.
     """
-    return shift * step.cosh() + (shift.square() + width**2).sqrt() * step.sinh()
+    most = shift.abs().clamp_min(MOST_SHIFT)
+    longest = 2 * (most / width).asinh()
+    step = torch.maximum(torch.minimum(step, longest), -longest)
+    moved = shift * step.cosh() + (shift.square() + width**2).sqrt() * step.sinh()
+    return torch.maximum(torch.minimum(moved, most), -most)

@@ -102,6 +102,9 @@ class CurvatureMove(Direction):
         pairs = count_pairs(routing, scores.shape[1], self.bandwidth.to(scores.device))
         return {"pairs": pairs, **self.flips.count(scores, routing, shift)}
 
+    def part_shapes(self, num_experts: int) -> dict[str, tuple[int, ...]]:
+        return {"pairs": (num_experts, num_experts), **self.flips.part_shapes(num_experts)}
+
     def forward(self, tally: Tally, target: Target) -> Tensor:
         before = self._state()
         step, after = curvature_step(before, self._evidence(tally, target))

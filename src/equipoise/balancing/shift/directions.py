@@ -46,6 +46,13 @@ class Direction(Precise, ABC):
         """Whole numbers about the batch that add up over tokens."""
         return {}
 
+    def part_shapes(self, num_experts: int) -> dict[str, tuple[int, ...]] | None:
+        """Shapes of what count() returns, by name, so that another rule's tally is refused.
+
+        None, where a direction does not say: then nothing is checked.
+        """
+        return None if self.needs_scores else {}
+
     @abstractmethod
     def forward(self, tally: Tally, target: Target) -> Tensor:
         """The direction, (E,). May change this module's own state; called once per update."""

@@ -9,6 +9,7 @@ DeepSeek's rule is LoadGap, Sign, Scale(1e-3). Every named method is such a list
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -102,6 +103,17 @@ class Dual(Balancer):
         tally.parts.update(self.direction.count(flat, routing, self.shift.to(scores.device)))
         return tally
 
+    def _check_tally(self, tally: Tally) -> Tally:
+        tally = super()._check_tally(tally)
+        mine = self.direction.part_shapes(self.num_experts)
+        theirs = {name: tuple(part.shape) for name, part in tally.parts.items()}
+        if mine is not None and mine != theirs:
+            raise ValueError(
+                f"this tally is another rule's: it counts {theirs or 'loads alone'}, this balancer "
+                f"{mine or 'loads alone'}. Take it by this balancer's own tally()"
+            )
+        return tally
+
     def _move(self, tally: Tally) -> None:
         n = (self.steps + 1).to(torch.float32)
         step = self.direction(tally, self.target).to(torch.float32)
@@ -140,8 +152,10 @@ class Dual(Balancer):
 
         Saved with the state.
         """
-        if updates < 0:
-            raise ValueError(f"cannot anneal over {updates} updates")
+        if not isinstance(updates, (int, float)) or not 0 <= updates < math.inf:
+            raise ValueError(
+                f"cannot anneal over {updates!r} updates: give a number of updates, 0 or more"
+            )
         self.rest_at.copy_(self.steps + updates)
         self.rest_over.fill_(max(updates, 1))
 

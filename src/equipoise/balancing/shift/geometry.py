@@ -28,7 +28,7 @@ def euclidean(shift: Tensor, step: Tensor) -> Tensor:
 
 
 def hypentropy(width: float) -> Geometry:
-    """Additive for shifts below `width`, multiplicative above."""
+    """Additive for shifts below `width`, multiplicative above; none goes beyond 16 in size."""
     if not width > 0:
         raise ValueError(f"width must be positive, not {width}")
 

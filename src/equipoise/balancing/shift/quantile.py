@@ -82,6 +82,9 @@ class QuantileMove(Direction):
         width = self.width.to(scores.device)
         return {self.part: count_distances(distance, _has_threshold(routing), width, self.bins)}
 
+    def part_shapes(self, num_experts: int) -> dict[str, tuple[int, ...]]:
+        return {self.part: (num_experts, self.bins + 2)}
+
     def forward(self, tally: Tally, target: Target) -> Tensor:
         from_top = counts_from_top(tally.parts[self.part])
         want = target.loads(from_top[:, -1] * target.top_k)
