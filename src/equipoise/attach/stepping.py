@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 import torch.distributed as dist
 
 from equipoise.attach.count.balanced_router import BalancedRouter
+from equipoise.attach.count.states import CountState
 from equipoise.attach.find.in_use import replaced_parts
 from equipoise.routing import Tally, reduce
 
 
 def check_counted(routers: Sequence[BalancedRouter]) -> None:
     """Refuse a step for which nothing was counted, or not every router that trains."""
-    if not any(router.count.tallies for router in routers):
+    entered = any(router.count.state is CountState.ENTERED for router in routers)
+    if not entered and not any(router.count.tallies for router in routers):
         raise RuntimeError(
             "nothing was counted since the last step: no training forward (model.train(), "
             "gradients on) went through the model. Is step() called twice, by a callback and an "

@@ -25,7 +25,7 @@ from equipoise.attach.count.states import CountState, RouterCount
 from equipoise.attach.count.tallying import check_countable, empty_tally, make_tally
 from equipoise.attach.find.quirks import routes_pictures
 from equipoise.attach.find.routers import FoundRouter
-from equipoise.attach.find.routing_spec import score_by_name
+from equipoise.attach.find.routing_spec import holds_choice, score_by_name
 from equipoise.attach.patching import PatchedMethod
 from equipoise.balancing import Dual
 from equipoise.routing import Tally, route
@@ -119,11 +119,16 @@ class BalancedRouter:
         self.shift.write()
         self._handles = [
             found.block.register_forward_pre_hook(self.enter_block),
-            found.experts.register_forward_pre_hook(self.see_choice, with_kwargs=True),
             found.bias.owner.register_state_dict_pre_hook(self.before_saving),
         ]
         if found.spec.logits_at is not None:
             self._handles.append(found.gate.register_forward_hook(self.see_logits))
+        self._handles.append(
+            # after the hook that keeps the logits
+            found.gate.register_forward_hook(self.see_gate_choice, with_kwargs=True)
+            if found.called_one_by_one
+            else found.experts.register_forward_pre_hook(self.see_choice, with_kwargs=True)
+        )
 
     def detach(self) -> None:
         """Remove every hook, and forget what was counted."""
@@ -208,6 +213,16 @@ class BalancedRouter:
             groups = self.found.spec.groups
             chosen = route(scores, self.balancer.top_k, choose_by=shifted, groups=groups).experts
         self.count_choices(chosen, scores, shifted)
+
+    def see_gate_choice(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object], output: Any
+    ) -> None:
+        """The gate of a router with a bias returns, whose experts are called one by one."""
+        if self.context.may_count(self.block):
+            outputs = output if isinstance(output, tuple | list) else (output,)
+            chosen = [value for value in outputs if holds_choice(value, self.balancer.top_k)]
+            hidden = [*args, *kwargs.values()][0]
+            self._see_choice([hidden, *chosen])
 
     def run_shifted(self, *args: Any, **kwargs: Any) -> Any:
         """The router's own code, with our top-K: for a router without a bias."""

@@ -17,7 +17,16 @@ from equipoise.routing.route import count_loads
 
 
 def check_countable(found: FoundRouter, balancer: Dual) -> None:
-    """Refuse a balancer that looks at scores for a router that does not show them."""
+    """Refuse a router that does not show its choice, and a balancer that looks at scores for one
+    that does not show them.
+    """
+    if found.bias is not None and found.called_one_by_one and not found.spec.returns_choice:
+        raise ValueError(
+            f"{found.name} calls its experts one by one (a {type(found.experts).__name__}), and "
+            "its gate does not return the indices of those it chose, so they cannot be counted: "
+            "let the gate return them, (..., K) int64, or leave it out by "
+            f"skip=[{found.name!r}]"
+        )
     if not balancer.needs_scores:
         return
     spec = found.spec

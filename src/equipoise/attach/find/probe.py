@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from equipoise.attach.find.routing_spec import PROBED_SCORES, RoutingSpec
+from equipoise.attach.find.routing_spec import PROBED_SCORES, RoutingSpec, holds_choice
 from equipoise.attach.find.watched_run import RouterPath, TopKCall, WatchedRun
 from equipoise.routing import Groups
 
@@ -80,6 +80,7 @@ class _Probe:
             bias=name,
             in_gate=first.in_gate,
             passed=self.passed is not None,
+            returns_choice=any(holds_choice(output, top_k) for output in first.gate_output),
         )
 
     def _random_tensors(self, block: nn.Module, gate: nn.Module) -> dict[str, Tensor]:

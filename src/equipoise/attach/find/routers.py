@@ -48,6 +48,11 @@ class FoundRouter:
     spec: RoutingSpec
     bias: Bias | None
 
+    @property
+    def called_one_by_one(self) -> bool:
+        """Whether the experts are only a list: the block calls each of them, and never all."""
+        return type(self.experts).forward is nn.Module.forward
+
 
 class LeftAlone(NamedTuple):
     """A router that is not balanced, and why."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeGuard
 
+import torch
 from torch import Tensor
 
 from equipoise.routing import Groups, score_function
@@ -44,6 +46,18 @@ class RoutingSpec:
     """
     passed: bool
     """whether the block passes the bias to the gate as an argument"""
+    returns_choice: bool = False
+    """whether the gate returns the indices of the experts it chose"""
+
+
+def holds_choice(value: object, top_k: int) -> TypeGuard[Tensor]:
+    """Whether a value is the indices of chosen experts, (..., K), and no mask."""
+    return (
+        isinstance(value, Tensor)
+        and value.dtype in (torch.int64, torch.int32)
+        and value.dim() > 0
+        and value.shape[-1] == top_k
+    )
 
 
 def score_by_name(name: str) -> Callable[[Tensor], Tensor]:
