@@ -215,3 +215,33 @@ def test_tensorboard_is_reported(micro, monkeypatch):
     assert written[0] == ("from", 1, 0)
     assert written[-1][0] == "closed"
     assert ("train/imbalance/1", rows(config, "train")[2]["layers"]["imbalance"][1], 3) in written
+
+
+def test_figures_are_measured_against_the_target(micro):
+    """Loads that follow an uneven target are balanced: in the log, in validation, in the trace."""
+    target = [4.0, 4.0, 1.0, 1.0, 1.0, 1.0, 2.0, 2.0]
+    config = micro(balancer="quantile", balancer_options={"target": target}, trace_every=1, steps=4)
+    train(config)
+    trace = Trace.open(Path(config.out) / "trace")
+    assert list(trace.target) == target
+    layers = list(trace.layers)
+    for row in rows(config, "train"):
+        expected = [
+            float(equipoise.metrics(trace.loads(layer, row["step"]), target)["imbalance"])
+            for layer in layers
+        ]
+        assert row["layers"]["imbalance"] == pytest.approx(expected)
+    validation = rows(config, "validation")[-1]
+    assert validation["imbalance"] < 0.35
+    assert validation["floor"] is not None
+
+
+def test_validation_is_measured_against_the_target():
+    from equipoise.training.evaluation import summarise_validation
+
+    weights = torch.tensor([2.0, 1.0, 1.0], dtype=torch.float64)
+    loads = torch.tensor([[[20, 10, 10]], [[22, 8, 10]], [[18, 12, 10]]])
+    assert summarise_validation(3.0, loads, weights).layers[0]["imbalance"] == pytest.approx(0)
+    assert summarise_validation(3.0, loads).layers[0]["imbalance"] > 0.3
+    even = summarise_validation(3.0, loads, torch.ones(3, dtype=torch.float64))
+    assert even == summarise_validation(3.0, loads)

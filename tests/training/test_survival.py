@@ -386,3 +386,86 @@ def test_a_checkpoint_from_before_there_was_settling_continues(micro, tmp_path, 
     one, other = state(config, "step-00000008"), state(whole, "step-00000008")
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one if ".settling." not in name)
+
+
+def test_a_second_training_in_the_folder_is_refused(micro, monkeypatch):
+    """Both would append to one log and replace each other's checkpoints."""
+    config = micro()
+    refused = []
+
+    def try_another():
+        with pytest.raises(ValueError, match="another process is training in") as error:
+            train(again(config))
+        refused.append(error)
+
+    stop_at(monkeypatch, 3, lambda *_: try_another() if not refused else None)
+    assert train(config)["steps"] == 8
+    assert len(refused) == 1
+    assert len(rows(config, "train")) == 8
+    # the lock went with its owner
+    (Path(config.out) / "result.json").unlink()
+    assert train(again(config))["steps"] == 8
+
+
+def crashed(micro, monkeypatch, **changes):
+    """A training that crashed in its sixth step, with a checkpoint of the fourth."""
+    config = micro(**{"checkpoint_every": 4, **changes})
+    with monkeypatch.context() as patch:
+        stop_at(patch, 6, raises(RuntimeError("power cut")))
+        with pytest.raises(RuntimeError, match="power cut"):
+            train(config)
+    return config
+
+
+@pytest.mark.parametrize("damage", ['{"kind": "tr', "[1]", "\0\0\0", "null"])
+def test_a_damaged_line_of_metrics_is_refused_by_number(micro, monkeypatch, damage):
+    config = crashed(micro, monkeypatch)
+    path = Path(config.out) / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], damage, *lines[2:]]) + "\n")
+    with pytest.raises(ValueError, match=r"metrics.jsonl, line 2 is damaged.*delete that line"):
+        train(again(config))
+    # behind the checkpoint a crash may leave anything
+    path.write_text("\n".join([*lines[:5], damage, *lines[5:], damage]) + "\n")
+    train(again(config))
+    assert [row["step"] for row in rows(config, "train")] == list(range(1, 9))
+
+
+def test_bits_that_flipped_in_a_checkpoint_are_refused(micro, monkeypatch):
+    config = crashed(micro, monkeypatch)
+    folder = Path(config.out) / "checkpoints" / "step-00000004"
+    path = folder / "tensors.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:])
+    with pytest.raises(ValueError, match=r"tensors.safetensors is damaged: .*another digest"):
+        train(again(config))
+    # a checkpoint from before there were digests still loads
+    path.write_bytes(whole)
+    about = json.loads((folder / "state.json").read_text())
+    del about["digests"]
+    (folder / "state.json").write_text(json.dumps(about))
+    assert train(again(config))["steps"] == 8
+
+
+def test_a_weight_of_another_shape_is_refused_by_name(micro, monkeypatch):
+    from safetensors.torch import save_file
+
+    config = crashed(micro, monkeypatch)
+    folder = Path(config.out) / "checkpoints" / "step-00000004"
+    tensors = state(config, folder.name)
+    name = next(name for name in tensors if name.startswith("model.") and tensors[name].dim() == 2)
+    save_file({**tensors, name: torch.zeros(1, 1)}, folder / "tensors.safetensors")
+    about = json.loads((folder / "state.json").read_text())
+    about["files"] = {"tensors.safetensors": (folder / "tensors.safetensors").stat().st_size}
+    about.pop("digests", None)
+    (folder / "state.json").write_text(json.dumps(about))
+    with pytest.raises(ValueError, match=rf"{name} has shape \(1, 1\)"):
+        train(again(config))
+
+
+def test_a_garbled_state_is_named(micro, monkeypatch):
+    config = crashed(micro, monkeypatch)
+    path = Path(config.out) / "checkpoints" / "step-00000004" / "state.json"
+    path.write_text("{")
+    with pytest.raises(ValueError, match=r"state.json is damaged"):
+        train(again(config))

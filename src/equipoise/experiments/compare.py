@@ -23,7 +23,6 @@ from typing import Any
 from equipoise.experiments.measure import measure
 from equipoise.experiments.processes.job import Job, refuse_other_run
 from equipoise.experiments.processes.jobs import run_jobs
-from equipoise.experiments.processes.locks import lock_folder
 from equipoise.experiments.schemes import SCHEMES, choose_schemes, configure_run
 from equipoise.results.comparison.rows import comparison_results
 from equipoise.results.comparison.rows_file import (
@@ -37,6 +36,7 @@ from equipoise.results.comparison.rows_file import (
 )
 from equipoise.results.run import is_finished, load_json
 from equipoise.storage.atomic import write_json
+from equipoise.storage.locks import lock_folder
 from equipoise.storage.renamed import accept_old_argument
 from equipoise.training.config import preset as training_preset
 from equipoise.training.data.corpus import prepare_corpus

@@ -46,7 +46,7 @@ from equipoise.storage.atomic import write_json
 from equipoise.theorems import verify
 from equipoise.trace import Trace, is_trace
 from equipoise.training.data.batches import validation_batches
-from equipoise.training.evaluation import DEVICES, device_idle_share
+from equipoise.training.evaluation import DEVICES, device_idle_share, target_weights
 from equipoise.training.open_run import open_run
 from equipoise.training.scores import watch_scores
 from equipoise.training.trainer import Trainer
@@ -155,7 +155,7 @@ def _validation_sample(trainer: Trainer) -> Iterator[tuple[Tensor, Tensor]]:
 def _compare_with_optimum(scores: np.ndarray, trainer: Trainer, name: str) -> LayerFigures:
     top_k = trainer.config.model.top_k
     shift = trainer.balancers[name].shift_or_zeros.cpu().double().numpy()
-    found = evaluate(scores, top_k, shift)
+    found = evaluate(scores, top_k, shift, target=_uneven_loads(trainer, name, len(scores)))
     value = found.optimum.value
     free = float(np.partition(scores.astype(np.float64), -top_k, axis=1)[:, -top_k:].sum())
     return LayerFigures(
@@ -164,6 +164,14 @@ def _compare_with_optimum(scores: np.ndarray, trainer: Trainer, name: str) -> La
         batch_imbalance=found.imbalance,
         loads=found.loads,
     )
+
+
+def _uneven_loads(trainer: Trainer, name: str, tokens: int) -> np.ndarray | None:
+    """The loads that the layer's target asks of so many tokens; None where they are equal."""
+    weights = target_weights(trainer.balancers[name])
+    if weights is None:
+        return None
+    return (weights * (tokens * trainer.config.model.top_k / weights.sum())).numpy()
 
 
 def measure_settled(trainer: Trainer, result: RunResult) -> SettledFigures:

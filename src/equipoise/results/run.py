@@ -13,6 +13,7 @@ figures.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict, cast
@@ -170,11 +171,36 @@ def load_failure(folder: Path) -> str | None:
 
 
 def read_metrics(path: Path) -> Iterator[StepMetrics | EvaluationMetrics]:
-    """The rows of metrics.jsonl; a last line that was cut off by a crash is left out."""
-    if not path.exists():
+    """The rows of metrics.jsonl; a last line that was cut off by a crash is left out. A damaged
+    line between others is left out with a warning.
+    """
+    damaged: list[int] = []
+    for number, row in scan_metrics(path):
+        if row is None:
+            damaged.append(number)
+            continue
+        for line in damaged:
+            warnings.warn(f"{path}, line {line} is damaged and is left out", stacklevel=2)
+        damaged.clear()
+        yield row
+
+
+def scan_metrics(path: Path) -> Iterator[tuple[int, StepMetrics | EvaluationMetrics | None]]:
+    """The number of every line of metrics.jsonl, the first being 1, and its row; None for a line
+    that is not one.
+    """
+    if not path.exists() or not path.stat().st_size:
         return
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
-            return
+    lines = path.read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n")
+    for number, line in enumerate(lines, start=1):
+        yield number, _parse_row(line)
+
+
+def _parse_row(line: str) -> StepMetrics | EvaluationMetrics | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    whole = isinstance(row, dict) and isinstance(row.get("step"), int) and "kind" in row
+    # a byte that is not UTF-8 was replaced by this character
+    return row if whole and "\ufffd" not in line else None

@@ -1,7 +1,7 @@
 """Checkpoints: all that a training needs to continue as if nothing had happened.
 
     checkpoints/step-00000050/
-        state.json            step, seconds, config, corpus, versions; sizes of the other files
+        state.json            step, seconds, config, corpus, versions; sizes, digests of files
         tensors.safetensors   model.*, optimizer.*, rng.*     if one process holds the whole model
         shard-*.safetensors   the same, a part by each rank   under FSDP
 
@@ -11,12 +11,12 @@ one before it is the newest. Nothing is ever unpickled: tensors are safetensors,
 
 from __future__ import annotations
 
-import json
+import hashlib
 import logging
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict, cast
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from equipoise.balancing.shift.settling import belongs_to_settling
 from equipoise.storage.atomic import UNFINISHED, publish_folder, remove_unfinished, write_json
+from equipoise.storage.json_files import read_json_object
 from equipoise.storage.optional import import_optional
 from equipoise.training.ranks import World
 from equipoise.training.settings import describe_differences, refuse_other_settings
@@ -60,6 +61,8 @@ class CheckpointState(TrainingState):
     sharded: bool
     files: dict[str, int]
     """name -> bytes, of the files with tensors"""
+    digests: NotRequired[dict[str, str]]
+    """name -> SHA-256 of the file; older checkpoints have none"""
 
 
 class Checkpoints:
@@ -95,12 +98,14 @@ class Checkpoints:
             self._write(unfinished, tensors, sharded)
             self.world.wait()
             if self.world.first:
-                sizes = {file.name: file.stat().st_size for file in sorted(unfinished.iterdir())}
+                written = sorted(unfinished.iterdir())
+                sizes = {file.name: file.stat().st_size for file in written}
                 state: CheckpointState = {
                     "format": CHECKPOINT_FORMAT,
                     **about,
                     "sharded": sharded,
                     "files": sizes,
+                    "digests": {file.name: _file_digest(file) for file in written},
                 }
                 write_json(unfinished / "state.json", state)
                 publish_folder(unfinished, path)
@@ -124,8 +129,15 @@ class Checkpoints:
         state = read_state(path)
         refuse_other_config(path, state["config"], config)
         refuse_other_corpus(path, state["corpus"], corpus)
+        self._refuse_changed_files(path, state)
         read_tensors(path, state, tensors)
         return state
+
+    def _refuse_changed_files(self, path: Path, state: CheckpointState) -> None:
+        """Looked at by the first rank, refused by all: every rank would read every file."""
+        changed = changed_file(path, state) if self.world.first else None
+        if any(self.world.sum([float(changed is not None)])):
+            _refuse_changed_file(changed or path)
 
     def _write(self, folder: Path, tensors: dict[str, Tensor], sharded: bool) -> None:
         if sharded:
@@ -168,10 +180,11 @@ def checkpoint_steps(folder: Path) -> list[int]:
 
 def read_state(path: Path) -> CheckpointState:
     """The state.json of a checkpoint. Refuses a format of another version, and damaged files."""
-    state: CheckpointState = json.loads((path / "state.json").read_text(encoding="utf-8"))
-    if state["format"] != CHECKPOINT_FORMAT:
+    remedy = f"delete {path} to continue from the one before it"
+    state = cast(CheckpointState, read_json_object(path / "state.json", remedy=remedy))
+    if state.get("format") != CHECKPOINT_FORMAT:
         raise ValueError(
-            f"{path} has format {state['format']}, this version reads {CHECKPOINT_FORMAT}: "
+            f"{path} has format {state.get('format')}, this version reads {CHECKPOINT_FORMAT}: "
             "continue with the version that wrote it, or choose another --out"
         )
     for name, size in state["files"].items():
@@ -182,6 +195,32 @@ def read_state(path: Path) -> CheckpointState:
                 f"Delete {path} to continue from the one before it"
             )
     return state
+
+
+def changed_file(path: Path, state: CheckpointState) -> Path | None:
+    """The first of a checkpoint's files whose content is not what was written; None if all are."""
+    digests = state.get("digests", {})
+    return next(
+        (path / name for name in digests if _file_digest(path / name) != digests[name]), None
+    )
+
+
+def refuse_changed_files(path: Path, state: CheckpointState) -> None:
+    """Refuse a checkpoint of which a bit is not what was written."""
+    if (changed := changed_file(path, state)) is not None:
+        _refuse_changed_file(changed)
+
+
+def _refuse_changed_file(changed: Path) -> None:
+    raise ValueError(
+        f"{changed} is damaged: its content is not what was written (another digest). Delete the "
+        "checkpoint's folder to continue from the one before it"
+    )
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def refuse_other_config(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
@@ -223,11 +262,22 @@ def _read_whole(path: Path, tensors: dict[str, Tensor], prefix: str) -> None:
             later = _refuse_other_tensors(path, found, tensors)
             with torch.no_grad():
                 for name in tensors.keys() - later:
-                    tensors[name].copy_(file.get_tensor(name))
+                    found_tensor = file.get_tensor(name)
+                    _refuse_other_shape(path, name, found_tensor, tensors[name])
+                    tensors[name].copy_(found_tensor)
     except safetensors.SafetensorError as error:
         raise ValueError(
             f"{path} is damaged: {error}. Delete {path.parent} to continue from the one before it"
         ) from None
+
+
+def _refuse_other_shape(path: Path, name: str, found: Tensor, wanted: Tensor) -> None:
+    """Copying would repeat a tensor of shape (1, 1) over the whole weight."""
+    if found.shape != wanted.shape:
+        raise ValueError(
+            f"{path}: {name} has shape {tuple(found.shape)}, this training has "
+            f"{tuple(wanted.shape)}. Delete {path.parent} to continue from the one before it"
+        )
 
 
 def _refuse_other_tensors(path: Path, found: set[str], tensors: dict[str, Tensor]) -> set[str]:

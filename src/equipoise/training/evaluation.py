@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.balancing import Balancer
+from equipoise.balancing.target import Target
 from equipoise.results.run import LoadLevels, StepMetrics, pick_levels
 from equipoise.routing import Routing, idle_share, metrics
 
@@ -60,6 +62,17 @@ class TrainingMeans(TypedDict):
     late_idle: float | None
 
 
+def target_weights(balancer: Balancer) -> Tensor | None:
+    """(E,) on the CPU: the weights of the target loads; None where they are equal, or where a
+    balancer of one's own has no target.
+    """
+    target = getattr(balancer, "target", None)
+    if not isinstance(target, Target):
+        return None
+    weights = target.weights.cpu()
+    return None if bool((weights == weights[0]).all()) else weights
+
+
 def loads_by_sequence(routings: Sequence[Routing], sequences: int, num_experts: int) -> Tensor:
     """(B, layers, E) int64: what each of a forward's sequences gave each expert."""
     if not routings:
@@ -75,13 +88,17 @@ def _loads(chosen: Tensor, num_experts: int) -> Tensor:
     return empty.scatter_add_(1, chosen, torch.ones_like(chosen))[:, :num_experts]
 
 
-def summarise_validation(total_loss: float, loads: Tensor) -> Validation:
-    """From the summed loss of the sequences and their loads (N, layers, E)."""
+def summarise_validation(
+    total_loss: float, loads: Tensor, target: Tensor | None = None
+) -> Validation:
+    """From the summed loss of the sequences and their loads (N, layers, E), against the weights
+    (E,) of the target loads; None: equal.
+    """
     loads = loads.cpu()
-    error, floor = bootstrap_loads(loads.numpy())
+    error, floor = bootstrap_loads(loads.numpy(), None if target is None else target.numpy())
     return Validation(
         loss=total_loss / len(loads),
-        layers=[pick_levels(metrics(layer)) for layer in loads.sum(0)],
+        layers=[pick_levels(metrics(layer, target)) for layer in loads.sum(0)],
         imbalance_error=error,
         floor=floor,
         sequences=len(loads),
@@ -89,10 +106,13 @@ def summarise_validation(total_loss: float, loads: Tensor) -> Validation:
 
 
 def bootstrap_loads(
-    loads: np.ndarray, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
+    loads: np.ndarray,
+    weights: np.ndarray | None = None,
+    draws: int = BOOTSTRAP_DRAWS,
+    seed: int = 0,
 ) -> tuple[float | None, float | None]:
-    """(imbalance_error, floor) from loads (N, layers, E); see the top of the file. None for one
-    sequence, which has no spread.
+    """(imbalance_error, floor) from loads (N, layers, E) and the target's weights (E,); see the top
+    of the file. None for one sequence, which has no spread.
     """
     number, layers = loads.shape[:2]
     if number < 2 or layers == 0:
@@ -103,6 +123,8 @@ def bootstrap_loads(
     # sequences may be of unequal lengths
     drawn *= whole.sum(-1, keepdims=True) / drawn.sum(-1, keepdims=True)
     target = whole.mean(-1, keepdims=True)
+    if weights is not None:
+        target = target * (weights / weights.mean())
     # the spread of n things around their own mean is too small by this
     widen = (number / (number - 1)) ** 0.5
     imbalance = np.abs(drawn / target - 1).mean((1, 2))

@@ -6,6 +6,7 @@ runs/a/
     metrics.jsonl     a line for every step and every evaluation (observers/)
     trace/            loads and shifts of every layer (equipoise.trace)
     checkpoints/      the newest few (checkpoint.py)
+    .training.lock    held while a process trains here: a second one is refused
     result.json       written last, atomically: a folder that has it is a finished run
 """
 
@@ -39,6 +40,7 @@ from equipoise.training.checkpoint import Checkpoints, TrainingState, refuse_oth
 from equipoise.training.config import Config, read_config, write_yaml
 from equipoise.training.data.corpus import Corpus, prepare_corpus
 from equipoise.training.evaluation import summarise_training
+from equipoise.training.hold_folder import hold_folder
 from equipoise.training.observers.progress_bar import on_a_terminal
 from equipoise.training.ranks import World, join_ranks
 from equipoise.training.stopping import Stopped, StopSignals
@@ -64,7 +66,10 @@ def train(config: Config) -> RunResult:
     _refuse_to_overwrite(folder, config)
     with join_ranks(config) as world:
         trainer = Trainer(config, _prepare_on_first_rank(config, world), world)
-        with StopSignals() as signals:
+        with hold_folder(folder, world), StopSignals() as signals:
+            if world.first:
+                # again: another process may have begun and ended before the lock was ours
+                _refuse_to_overwrite(folder, config)
             return _run_to_end(TrainingRun(folder, trainer, signals))
 
 

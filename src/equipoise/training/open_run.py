@@ -23,6 +23,7 @@ from equipoise.training.checkpoint import (
     newest_checkpoint,
     read_state,
     read_tensors,
+    refuse_changed_files,
     refuse_other_config,
     refuse_other_corpus,
 )
@@ -79,6 +80,7 @@ def open_run(folder: str | Path, *, device: str | None = None) -> OpenedRun:
         config.data, vocab_size=config.model.vocab_size, tokenizer=config.tokenizer
     )
     refuse_other_corpus(path, state["corpus"], corpus.digest)
+    refuse_changed_files(path, state)
     trainer = _build_trainer(config, corpus, device)
     weights = {f"model.{name}": tensor for name, tensor in trainer.net.state_dict().items()}
     read_tensors(path, state, weights, prefix="model.")

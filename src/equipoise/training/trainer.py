@@ -38,6 +38,7 @@ from equipoise.training.evaluation import (
     device_idle_share,
     loads_by_sequence,
     summarise_validation,
+    target_weights,
 )
 from equipoise.training.lanes import Lanes, choose_lane_count
 from equipoise.training.ranks import World, accumulate_gradients, full_value, parallelise_model
@@ -152,7 +153,12 @@ class Trainer:
                 loads.append(
                     loads_by_sequence(output.routings, len(tokens), self.config.model.num_experts)
                 )
-        return summarise_validation(self.world.sum([float(total)])[0], self._gather_loads(loads))
+        return summarise_validation(
+            self.world.sum([float(total)])[0],
+            self._gather_loads(loads),
+            # a config has one target for all layers
+            next((target_weights(each) for each in self.balancers.values()), None),
+        )
 
     def _gather_loads(self, loads: list[Tensor]) -> Tensor:
         """(N, layers, E) of all windows in their order. A rank may have had none."""
@@ -263,7 +269,7 @@ class Trainer:
             loads=tally.loads.cpu(),
             shift=before,
             shift_after=_shift(self.balancers[name]),
-            levels=pick_levels(metrics(tally.loads)),
+            levels=pick_levels(metrics(tally.loads.cpu(), target_weights(self.balancers[name]))),
             idle_share=device_idle_share(tally.forwards),
             scores=scores,
         )

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.experiments.processes import attempt, locks
+from equipoise.experiments.processes import attempt
 from equipoise.experiments.sweep.grid import Grid
 from equipoise.experiments.sweep.sweep import sweep
+from equipoise.storage import locks
 from equipoise.training import Stopped
 
 FAKE = Path(__file__).with_name("fake_training.py")

@@ -29,9 +29,9 @@ from equipoise.experiments.processes.job import (
     explain_failure,
     record_failure,
 )
-from equipoise.experiments.processes.locks import RUN_LOCK, take_lock
 from equipoise.results.run import FAILURE_FILE, load_failure
 from equipoise.storage.atomic import write_text
+from equipoise.storage.locks import RUN_LOCK, take_lock
 from equipoise.training.config import write_yaml
 
 AttemptOutcome = Literal["finished", "failed", "busy"]

@@ -8,7 +8,7 @@ results/
 
 Killed and started again it continues. Finished trials are not repeated, failed ones only if asked.
 Several sweeps of the same grid may work in the folder at once, on one machine or several: each
-trial is made by the process that holds its lock (processes/locks.py). A grid may grow: values added
+trial is made by the process that holds its lock (storage/locks.py). A grid may grow: values added
 to its axes are new trials in the same folder. Any other grid is refused.
 """
 
@@ -23,7 +23,6 @@ from equipoise.experiments.processes.attempt import AttemptOptions, clear_failur
 from equipoise.experiments.processes.display import Display
 from equipoise.experiments.processes.job import Job
 from equipoise.experiments.processes.local import LocalEngine
-from equipoise.experiments.processes.locks import wait_for_lock
 from equipoise.experiments.processes.ray import RayEngine
 from equipoise.experiments.sweep.grid import Grid, Trial, read_grid
 from equipoise.experiments.sweep.ranking import rank_settings, scheme_of
@@ -38,6 +37,7 @@ from equipoise.results.sweep import (
     load_manifest,
 )
 from equipoise.storage.atomic import write_json
+from equipoise.storage.locks import wait_for_lock
 from equipoise.storage.renamed import accept_old_argument
 from equipoise.training.data.corpus import prepare_corpus
 from equipoise.training.settings import (

@@ -8,7 +8,7 @@ import json
 import os
 from pathlib import Path
 
-from equipoise.results.run import EvaluationMetrics, StepMetrics, read_metrics, summarise_levels
+from equipoise.results.run import EvaluationMetrics, StepMetrics, scan_metrics, summarise_levels
 from equipoise.storage.atomic import write_text
 from equipoise.training.evaluation import Validation, combine_idle_shares
 from equipoise.training.observers.base import Observer
@@ -22,9 +22,25 @@ class MetricsFile(Observer):
         self.path, self.tokens_per_step = path, tokens_per_step
 
     def resumed(self, step: int) -> None:
-        kept = [row for row in read_metrics(self.path) if row["step"] <= step]
+        kept = self._rows_until(step)
         write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
         self._file = self.path.open("a", encoding="utf-8")
+
+    def _rows_until(self, step: int) -> list[StepMetrics | EvaluationMetrics]:
+        """The rows that stay. A damaged line among them is refused, since means over the training
+        would change; what follows them may be of any kind, since a crash may have cut it.
+        """
+        lines = list(scan_metrics(self.path))
+        kept = [(number, row) for number, row in lines if row is not None and row["step"] <= step]
+        last, reached = (kept[-1][0], kept[-1][1]["step"]) if kept else (0, 0)
+        # behind the last row that stays, damage matters only if rows are missing by it
+        damaged = [n for n, row in lines if row is None and (n < last or reached < step)]
+        if damaged:
+            raise ValueError(
+                f"{self.path}, line {damaged[0]} is damaged: it is not a row of metrics. Restore "
+                "the file from a copy, or delete that line to continue without it"
+            )
+        return [row for _, row in kept]
 
     def stepped(self, step: TrainingStep, seconds: float) -> None:
         self._add_row(

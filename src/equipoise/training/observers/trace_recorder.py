@@ -11,6 +11,7 @@ import torch
 
 from equipoise.balancing.shift.applied_step_size import applied_step_size
 from equipoise.trace import TraceAbout, TraceWriter, is_trace
+from equipoise.training.evaluation import target_weights
 from equipoise.training.observers.base import Observer
 from equipoise.training.trainer import Trainer, TrainingStep
 
@@ -30,6 +31,7 @@ class TraceRecorder(Observer):
             self.folder,
             top_k=config.model.top_k,
             layers=list(self.trainer.balancers),
+            target=self._uneven_target(),
             about=TraceAbout(
                 gate=config.model.score,
                 sequence_length=config.model.sequence_length,
@@ -39,6 +41,11 @@ class TraceRecorder(Observer):
                 seed=config.seed,
             ),
         )
+
+    def _uneven_target(self) -> list[float] | None:
+        """The weights of the target loads, one for all layers; None where they are equal."""
+        weights = target_weights(next(iter(self.trainer.balancers.values())))
+        return None if weights is None else weights.tolist()
 
     def stepped(self, step: TrainingStep, seconds: float) -> None:
         whole_batch = self.config.keeps_batch(step.number)

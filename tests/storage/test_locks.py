@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from equipoise.experiments.processes import locks
+from equipoise.storage import locks
 
 
 def test_a_lock_has_one_owner(tmp_path):
