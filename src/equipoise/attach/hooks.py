@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from equipoise.attach.count.balanced_router import BalancedRouter
 from equipoise.attach.count.forward_context import ForwardContext
+from equipoise.attach.find.placement import check_placement
 from equipoise.attach.find.quirks import has_picture_router
 from equipoise.attach.find.routers import plain_name
 
@@ -27,6 +28,7 @@ def check_balanceable(model: object) -> None:
             "call equipoise.balance outside of torch.inference_mode(): what is made in it can "
             "never be updated"
         )
+    check_placement(model)
 
 
 def watch_forwards(

@@ -30,6 +30,18 @@ TOP_K_NAMES = (
 """how a config calls the number of experts a token takes"""
 
 
+CAPACITY_NAMES = (
+    "capacity_factor",
+    "capacity_factor_train",
+    "train_capacity",
+    "expert_capacity",
+    "expert_capacity_factor",
+    "moe_capacity_factor",
+    "drop_tokens",
+)
+"""attributes of layers that drop choices after the top-K, where an expert is full"""
+
+
 @dataclass(frozen=True)
 class CheckpointQuirk:
     """What the doctor must know of a family whose model it does not build."""
@@ -62,6 +74,15 @@ def checkpoint_quirk(model_type: str) -> CheckpointQuirk:
 def is_hash_router(gate: nn.Module) -> bool:
     """Whether experts are looked up by token, and not chosen by scores (deepseek_v4)."""
     return "input_ids" in inspect.signature(gate.forward).parameters
+
+
+def capacity_attribute(*modules: nn.Module) -> str | None:
+    """The attribute that shows that a layer may drop choices, or None."""
+    for module in modules:
+        for name in CAPACITY_NAMES:
+            if isinstance(getattr(module, name, None), int | float) and getattr(module, name):
+                return name
+    return None
 
 
 def has_picture_router(module: nn.Module) -> bool:

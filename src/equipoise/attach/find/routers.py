@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from torch import nn
 from equipoise.attach.find.bias import Bias
 from equipoise.attach.find.in_use import module_in_use
 from equipoise.attach.find.probe import NotByTopKError, probe_router
-from equipoise.attach.find.quirks import BIAS_NAMES, is_hash_router
+from equipoise.attach.find.quirks import BIAS_NAMES, capacity_attribute, is_hash_router
 from equipoise.attach.find.routing_spec import RoutingSpec
 
 # names that wrappers add to a module's path; never part of a router's name
@@ -159,6 +160,14 @@ def _describe_router(model: nn.Module, path: str, block: nn.Module, gate_name: s
     _check_groups(name, spec)
     gate = module_in_use(block.get_submodule(gate_name))
     experts = module_in_use(block.get_submodule("experts"))
+    capacity = capacity_attribute(block, gate, experts)
+    if capacity is not None:
+        warnings.warn(
+            f"{name} has {capacity}: if it drops choices after its top-K, where an expert is full, "
+            "the dropped ones are counted all the same. Loads are what tokens asked for, not what "
+            "was dispatched",
+            stacklevel=4,
+        )
     return FoundRouter(name, block, gate, experts, _enclosing_layer(model, path), spec, bias)
 
 
