@@ -355,6 +355,9 @@ def test_nothing_is_pickled(micro):
     for path in set(Path(config.out).rglob("*")) - set(
         (Path(config.out) / "tensorboard").rglob("*")
     ):
+        if path.suffix == ".lock":
+            assert path.read_bytes() == b""
+            continue
         assert path.suffix in ("", ".json", ".jsonl", ".yaml", ".npz", ".safetensors"), path
         if path.suffix == ".json":
             json.loads(path.read_text())
@@ -381,6 +384,8 @@ def test_a_checkpoint_from_before_there_was_settling_continues(micro, tmp_path, 
     save_file(old, folder / "tensors.safetensors")
     about = json.loads((folder / "state.json").read_text())
     about["files"]["tensors.safetensors"] = (folder / "tensors.safetensors").stat().st_size
+    # checkpoints had no digests then
+    del about["digests"]
     (folder / "state.json").write_text(json.dumps(about))
     train(again(config))
     one, other = state(config, "step-00000008"), state(whole, "step-00000008")
