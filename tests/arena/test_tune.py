@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from equipoise.arena.tune import advise, tune
+from equipoise.arena.tune import recommend, tune
 from equipoise.results.arena import CellResult
 from equipoise.trace import TraceWriter
 
@@ -30,7 +30,7 @@ def result(name, rate, level, seed, noise=0.01, steps=120):
 
 
 def test_a_clear_winner_is_told():
-    advice = advise(
+    advice = recommend(
         [
             result("deepseek", 1e-3, 0.2, 0),
             result("deepseek", 1e-2, 0.06, 1),
@@ -44,7 +44,24 @@ def test_a_clear_winner_is_told():
     )
     assert not advice.within_noise
     assert advice.low < 0.2 < advice.high
-    assert "more than noise" in advice.paragraph()
+    assert advice.recommended
+    assert advice.paragraph().startswith("For s: quantile at rate 1. ")
+    assert "That is more than noise" in advice.paragraph()
+
+
+@pytest.mark.parametrize("order", [("deepseek", "quantile"), ("quantile", "deepseek")])
+def test_a_rule_that_is_worse_where_it_is_judged_is_not_recommended(order):
+    """The first is better on the half it is chosen on, and clearly worse on the other half."""
+    first, second = (result(name, 1e-3, 0.5, n) for n, name in enumerate(order))
+    steady = len(first.imbalance) // 3
+    low, high = [0.1] * (steady // 2), [0.2] * (steady - steady // 2)
+    first = dataclasses.replace(first, imbalance=first.imbalance[:-steady] + low + high)
+    second = dataclasses.replace(second, imbalance=second.imbalance[:-steady] + [0.15] * steady)
+    found = recommend([first, second])
+    assert (found.balancer, found.recommended, found.within_noise) == (order[0], False, False)
+    assert found.high < 0
+    assert found.paragraph().startswith("For s: no recommendation.")
+    assert f"{second.balancer} on those it was judged on" in found.paragraph()
 
 
 def test_noise_is_called_noise():
@@ -53,8 +70,11 @@ def test_noise_is_called_noise():
         (result("deepseek", 1e-3, 0.05, 2 * n), result("quantile", 1.0, 0.05, 2 * n + 1))
         for n in range(20)
     ]
-    assert sum(advise(pair).within_noise for pair in pairs) >= 14
-    assert "within noise" in next(a for a in map(advise, pairs) if a.within_noise).paragraph()
+    assert sum(recommend(pair).within_noise for pair in pairs) >= 14
+    unsure = next(a for a in map(recommend, pairs) if a.within_noise)
+    assert not unsure.recommended
+    assert "no recommendation" in unsure.paragraph()
+    assert "within noise" in unsure.paragraph()
 
 
 def test_the_last_rate_tried_is_told():
@@ -62,7 +82,7 @@ def test_the_last_rate_tried_is_told():
         result("deepseek", rate, level, n)
         for n, (rate, level) in enumerate([(1e-3, 0.2), (1e-2, 0.05)])
     ]
-    assert "try --rates beyond" in advise([*tried, result("quantile", 1.0, 0.1, 9)]).paragraph()
+    assert "try --rates beyond" in recommend([*tried, result("quantile", 1.0, 0.1, 9)]).paragraph()
 
 
 def test_too_little_to_tell_is_refused():
@@ -78,7 +98,7 @@ def test_nothing_to_choose_between_is_noise():
         dataclasses.replace(result(name, None, 0.0, 0), imbalance=[0.0] * 30, floor=0.0)
         for name in ("none", "curvature")
     ]
-    advice = advise(even)
+    advice = recommend(even)
     assert (advice.over_floor, advice.difference, advice.within_noise) == (None, 0.0, True)
     assert "an imbalance of 0.0000, and kept" in advice.paragraph()
 

@@ -3,7 +3,9 @@
 The best of many cells looks better than it is, since chance helped to choose it. So cells are
 chosen on the first half of the steady steps and judged on the second. The two best rules are
 compared step by step on the same batches; successive steps are not independent, so the interval of
-the mean difference comes from a bootstrap of blocks of steps.
+the mean difference comes from a bootstrap of blocks of steps. A rule is recommended only if the
+whole interval speaks for it: if 0 lies inside, the two cannot be told apart; if the whole interval
+speaks for the other one, the halves contradict each other.
 """
 
 from __future__ import annotations
@@ -19,15 +21,18 @@ from equipoise.arena.run_arena import CellProgress, no_progress
 from equipoise.arena.streams.catalogue import find_streams
 from equipoise.balancing import method_spec, method_specs
 from equipoise.results.arena import CellResult, DivergedCell
+from equipoise.storage.renamed import old_names
 
 INTERVAL_DRAWS = 2000
 FEWEST_STEPS = 24
 """a third of them are steady, and half of those are judged: fewer give no interval"""
 
+__getattr__ = old_names(__name__, {"advise": "recommend", "Advice": "Recommendation"})
+
 
 @dataclass(frozen=True)
-class Advice:
-    """What to take, what came next, and how sure that is."""
+class Recommendation:
+    """Which rule came first, which came next, and whether that is enough to recommend the first."""
 
     stream: str
     balancer: str
@@ -40,34 +45,46 @@ class Advice:
     next_rate: float | None
     next_imbalance: float
     difference: float
-    """next - recommended, relative to the recommended"""
+    """next - first on the steps neither was chosen on, relative to the first"""
     low: float
     high: float
+    recommended: bool
+    """whether the interval of the difference lies above 0: the first is better, beyond noise"""
     within_noise: bool
+    """whether the interval contains 0"""
     edge: bool
     """whether the best rate is the last one tried, so that a better one may lie beyond"""
     diverged: tuple[DivergedCell, ...] = ()
     """cells that had no figures to compare"""
 
     def paragraph(self) -> str:
-        """The advice in words, with its evidence and its limits."""
-        verdict = (
-            "That is within noise: nothing here speaks against the simpler of the two."
-            if self.within_noise
-            else "That is more than noise."
-        )
+        """The recommendation, or why there is none, with its evidence and its limits."""
         chance = f", {self.over_floor or 0:.2f} times what chance alone leaves"
         beyond = " Its rate is at the end of those tried: try --rates beyond it."
+        first = _name_with_rate(self.balancer, self.rate)
+        head = first if self.recommended else f"no recommendation. First was {first}"
         return (
-            f"For {self.stream}: {_name_with_rate(self.balancer, self.rate)}. In steady state it "
+            f"For {self.stream}: {head}. In steady state it "
             f"left an imbalance of {self.imbalance:.4f}{'' if self.over_floor is None else chance},"
             f" and kept {self.affinity_kept:.2%} of the exact optimum's scores. Next came "
             f"{_name_with_rate(self.next_balancer, self.next_rate)} with "
             f"{self.next_imbalance:.4f}, {self.difference:+.1%} (95% interval {self.low:+.1%} to "
-            f"{self.high:+.1%}). {verdict}{beyond if self.edge else ''} Cells were chosen on one "
-            "half of the steady steps and judged on the other. A replay cannot know how the router "
-            "would have reacted: confirm by a short training."
+            f"{self.high:+.1%}). {self._conclusion()}{beyond if self.edge else ''} Cells were "
+            "chosen on one half of the steady steps and judged on the other. A replay cannot know "
+            "how the router would have reacted: confirm by a short training."
             + "".join(f" Left out: {cell.sentence()}." for cell in self.diverged)
+        )
+
+    def _conclusion(self) -> str:
+        """What the interval of the difference says."""
+        if self.recommended:
+            return "That is more than noise."
+        if self.within_noise:
+            return "That is within noise: nothing here speaks against the simpler of the two."
+        return (
+            f"The halves contradict each other: {self.balancer} was the better on the steps it was "
+            f"chosen on, {self.next_balancer} on those it was judged on, and by more than noise. "
+            "The stream changes: try more --steps."
         )
 
 
@@ -83,7 +100,7 @@ def tune(
     out: str | Path | None = None,
     workers: int | None = None,
     on_progress: CellProgress = no_progress,
-) -> Advice:
+) -> Recommendation:
     """Which balancer and rate suit a stream of scores, with the evidence.
 
     Args:
@@ -114,12 +131,12 @@ def tune(
         on_cell=lambda n: on_progress(n, len(cells)),
         on_diverged=diverged.append,
     )
-    return advise(results, diverged=diverged)
+    return recommend(results, diverged=diverged)
 
 
-def advise(
+def recommend(
     results: Sequence[CellResult], seed: int = 0, diverged: Sequence[DivergedCell] = ()
-) -> Advice:
+) -> Recommendation:
     """The best rule at its best rate, against the best of the others. Results are of one stream."""
     if len({result.balancer for result in results}) < 2:
         lost = "; ".join(cell.sentence() for cell in diverged)
@@ -136,7 +153,7 @@ def advise(
     tried = [
         each.rate for each in results if each.balancer == best.balancer and each.rate is not None
     ]
-    return Advice(
+    return Recommendation(
         stream=best.stream,
         balancer=best.balancer,
         rate=best.rate,
@@ -149,6 +166,7 @@ def advise(
         difference=float((theirs - ours).mean()) / unit,
         low=low / unit,
         high=high / unit,
+        recommended=low > 0,
         within_noise=low <= 0 <= high,
         edge=len(tried) > 1
         and best.rate in (min(tried), max(tried))

@@ -22,9 +22,9 @@ def _run_tune_verb(options: argparse.Namespace) -> None:
     from equipoise import tune
 
     with progress_bar("cells") as advance:
-        advice = tune(options.stream, on_progress=advance, **contest_settings(options))
-    text = json_text(dataclasses.asdict(advice))
-    print(text if options.json else advice.paragraph())
+        recommendation = tune(options.stream, on_progress=advance, **contest_settings(options))
+    text = json_text(dataclasses.asdict(recommendation))
+    print(text if options.json else recommendation.paragraph())
 
 
 TUNE = Verb(
