@@ -143,6 +143,6 @@ def test_the_table_fits_eighty_columns(tmp_path, capsys, monkeypatch):
     [row] = [line for line in lines if line.startswith("1 change in Lagrangian ")]
     assert row.split()[4:6] == ["yes", "yes"]
     below = lines[lines.index(row) + 1]
-    assert below.startswith("    tolerance less the identity's error")
+    assert below.startswith("    error ")
     # a line for the statement, and at most three for its why
     assert len(lines) < 4 * 26

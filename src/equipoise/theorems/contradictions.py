@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from equipoise.optimum.arrays import Floats
 from equipoise.theorems.evidence.runs import run_of_record
+from equipoise.theorems.evidence.ties import ties_explain_loads
 from equipoise.theorems.verdict import Verdict
 from equipoise.trace import Record, Trace
 
@@ -127,16 +128,17 @@ def _wrong_loads(record: Record, trace: Trace) -> str:
         return ""
     [step] = run_of_record(record, trace)
     miscounted = int(np.abs(step.loads - step.before.sum(0)).sum())
-    # a token that another router decides otherwise moves K choices from some experts to others
+    if not miscounted:
+        return ""
     size = np.abs(step.scores).max() + np.abs(step.shift).max()
-    blurred = 4 * _half_precision(record.scores) * float(size)
-    unsure = int((step.margins <= 4 * step.tiny + blurred).sum())
-    if miscounted > 2 * step.top_k * unsure:
-        return (
-            f"its loads are not those of its scores and shift: {miscounted} off, and {unsure} "
-            "near ties do not explain it"
-        )
-    return ""
+    reach = 4 * step.tiny + 4 * _half_precision(record.scores) * float(size)
+    if ties_explain_loads(step.shifted, step.top_k, step.loads, reach):
+        return ""
+    unsure = int((step.margins <= reach).sum())
+    return (
+        f"its loads are not those of its scores and shift: {miscounted} off, and {unsure} "
+        "near ties do not explain it"
+    )
 
 
 def _half_precision(values: NDArray[Any]) -> float:

@@ -46,6 +46,21 @@ class Slack(NamedTuple):
     note: str = ""
 
 
+def slack_of_bound(slack: float, tolerance: float) -> float:
+    """The slack of an inequality that rounding may break by `tolerance`.
+
+    A bound that is met exactly has slack 0, not the tolerance: a margin is what the statement had
+    to spare, and rounding is not part of it.
+    """
+    return slack if slack >= 0 else min(slack + tolerance, 0.0)
+
+
+def slack_of_identity(error: float, tolerance: float) -> Slack:
+    """1 less the error as a share of what rounding may do; the note says the share."""
+    share = error / tolerance
+    return Slack(1 - share, f"error {share:.2g} of what rounding may do")
+
+
 class HypothesisError(Exception):
     """A hypothesis does not hold; the text says which, in words."""
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from equipoise.optimum.arrays import Bools, Floats, Ints
 from equipoise.optimum.loop import choose_top_k
+from equipoise.theorems.evidence.ties import ties_explain_loads
 
 
 def lagrangian(scores: Floats, shift: Floats, choice: Bools, target: Floats) -> float:
@@ -87,6 +88,13 @@ class UpdateStep:
     def margins(self) -> Floats:
         """(T) K-th less (K+1)-th shifted score, before."""
         return threshold_margins(self.shifted, self.top_k)
+
+    @cached_property
+    def ties_broken_otherwise(self) -> bool:
+        """Whether the recorded loads are not those of `before`, and ties explain why."""
+        if (self.loads == self.before.sum(0)).all():
+            return False
+        return ties_explain_loads(self.shifted, self.top_k, self.loads, self.tiny)
 
     @cached_property
     def changed(self) -> Ints:

@@ -1,7 +1,8 @@
 """Statements 1 to 6: what one update does to the Lagrangian, and which tokens it moves.
 
-All are about fixed scores. Margins of 1, 2, 4 and 6 are in units of score (the objective's), of 3
-too, of 5 in signs.
+All are about fixed scores. The margin of 1 is 1 less error over tolerance, of 2, 3, 4 and 6 in
+units of score (the objective's), of 5 in signs. Steps on which nothing moves are left out: every
+statement holds there, and tells nothing.
 """
 
 from __future__ import annotations
@@ -12,38 +13,45 @@ from equipoise.optimum.arrays import Bools, Floats
 from equipoise.theorems.evidence.hypotheses import (
     deepseek_rate,
     require_dual_update,
+    require_movement,
     require_no_ties,
 )
 from equipoise.theorems.evidence.runs import STEPS
 from equipoise.theorems.evidence.steps import UpdateStep
 from equipoise.theorems.registry import statement
-from equipoise.theorems.verdict import require_hypothesis
+from equipoise.theorems.verdict import (
+    Slack,
+    require_hypothesis,
+    slack_of_bound,
+    slack_of_identity,
+)
+
+NOTHING_SWITCHED = "no token changed its choice"
 
 
-@statement(1, "change in Lagrangian", evidence=STEPS, meaning="tolerance less the identity's error")
-def change_in_lagrangian(step: UpdateStep) -> float:
+@statement(1, "change in Lagrangian", evidence=STEPS)
+def change_in_lagrangian(step: UpdateStep) -> Slack:
     """1. L(x', p') - L(x, p) = sum_i b(i) - sum_k eps_k (A_k - L)^2, for any step sizes.
 
-    The margin is the tolerance (1e-10 of the objective, plus what rounding the recorded shifts may
-    do) less the error.
+    The margin is 1 less error over tolerance: 1e-10 of the objective, plus what rounding the
+    recorded shifts may do.
     """
     require_dual_update(step)
+    require_movement(step)
     predicted = step.benefit.sum() - (step.step_size * step.gap**2).sum()
-    return float(step.tolerance - abs(step.change - predicted))
+    return slack_of_identity(abs(step.change - predicted), step.tolerance)
 
 
-@statement(
-    2, "switching benefit", evidence=STEPS, meaning="the least benefit, and tolerance less error"
-)
+@statement(2, "switching benefit", evidence=STEPS, meaning="the least benefit, in score")
 def switching_benefit(step: UpdateStep) -> float:
     """2. b(i) is the sum over entering-exiting pairs of their difference in shifted score (eq. 13);
     and b(i) >= 0.
 
-    The margin is the least of b(i) and of the tolerance less the error, over tokens; minus the
-    number of experts too many or too few where a token's entering and exiting experts cannot be
-    paired.
+    The margin is the least b(i); where the sums differ beyond rounding, minus the difference; where
+    a token's entering and exiting experts cannot be paired, minus the experts too many or too few.
     """
     require_no_ties(step)
+    require_hypothesis(step.changed.size > 0, NOTHING_SWITCHED)
     added, removed = _entering_and_exiting(step)
     unpaired = np.abs(added.sum(1) - removed.sum(1)).max(initial=0)
     if unpaired:
@@ -51,8 +59,10 @@ def switching_benefit(step: UpdateStep) -> float:
     worth = step.shifted_after[step.changed]
     pairs = np.array([(w[a] - w[r]).sum() for w, a, r in zip(worth, added, removed)])
     small = step.scores.shape[1] * (step.tiny + 1e-15)
-    least_benefit = step.benefit.min(initial=np.inf) + small
-    return float(min(least_benefit, small - np.abs(pairs - step.benefit).max(initial=0.0)))
+    error = np.abs(pairs - step.benefit).max()
+    if error > small:
+        return float(small - error)
+    return slack_of_bound(float(step.benefit.min()), small)
 
 
 @statement(3, "pairwise bounds", evidence=STEPS, meaning="least slack, in score")
@@ -69,7 +79,7 @@ def pairwise_bounds(step: UpdateStep) -> float:
     u = deepseek_rate(step)
     require_no_ties(step)
     rows = step.changed
-    require_hypothesis(rows.size > 0, "no token changed its choice")
+    require_hypothesis(rows.size > 0, NOTHING_SWITCHED)
     added, removed = _entering_and_exiting(step)
     old, new = step.shifted[rows], step.shifted_after[rows]
     unsigned = new - u * step.sign
@@ -87,7 +97,7 @@ def pairwise_bounds(step: UpdateStep) -> float:
         step.benefit,
         2 * u * added.sum(1) - step.benefit,
     )
-    return float(min(each.min() for each in slacks) + 2 * step.tiny)
+    return slack_of_bound(float(min(each.min() for each in slacks)), 2 * step.tiny)
 
 
 @statement(4, "Lagrangian, DeepSeek step", evidence=STEPS, meaning="least slack, in score")
@@ -95,14 +105,17 @@ def deepseek_lagrangian(step: UpdateStep) -> float:
     """4. With DeepSeek's step the change is sum_i b(i) - u sum_k |A_k - L| (eq. 20), at most
     u (2 changes - sum_k |A_k - L|) (eq. 21).
 
-    The margin is the lesser of the bound's slack and of the tolerance less the identity's error.
+    The margin is the bound's slack; where the identity fails beyond rounding, minus what is beyond.
     """
     u = deepseek_rate(step)
     require_no_ties(step)
+    require_movement(step)
     off = u * np.abs(step.gap).sum()
     changes = (step.after & ~step.before).sum()
     error = abs(step.change - (step.benefit.sum() - off))
-    return float(min(step.tolerance - error, 2 * u * changes - off - step.change + step.tolerance))
+    if error > step.tolerance:
+        return float(step.tolerance - error)
+    return slack_of_bound(float(2 * u * changes - off - step.change), step.tolerance)
 
 
 @statement(5, "assignment changes", evidence=STEPS, meaning="difference of signs, less 1")
@@ -111,15 +124,29 @@ def assignment_changes(step: UpdateStep) -> float:
     sign(L - A_k+) > sign(L - A_k-).
 
     The margin is the least difference of signs less 1: 0 or 1 where it holds. It holds however
-    small the steps are.
+    small the steps are, up to rounding (errata 22): two shifts of one sign move by u up to an ulp
+    apart, so pairs whose shifted scores are equal up to rounding, before and after, are left out.
     """
     deepseek_rate(step)
     require_no_ties(step)
-    rows = step.changed
-    require_hypothesis(rows.size > 0, "no token changed its choice")
-    sign = np.broadcast_to(step.sign, (rows.size, step.sign.size))
-    added, removed = _entering_and_exiting(step)
-    return float((_least_where(sign, added) - _most_where(sign, removed)).min() - 1)
+    require_hypothesis(step.changed.size > 0, NOTHING_SWITCHED)
+    differences = [
+        difference
+        for token, added, removed in zip(step.changed, *_entering_and_exiting(step))
+        for difference in _sign_differences(step, token, added, removed)
+    ]
+    require_hypothesis(bool(differences), "every switch was between scores equal up to rounding")
+    return float(min(differences) - 1)
+
+
+def _sign_differences(step: UpdateStep, token: int, added: Bools, removed: Bools) -> Floats:
+    """sign(L - A_k+) - sign(L - A_k-) of the token's pairs that rounding cannot have swapped."""
+    new, old = (each[token] for each in (step.shifted_after, step.shifted))
+    apart = np.maximum(
+        np.abs(np.subtract.outer(new[added], new[removed])),
+        np.abs(np.subtract.outer(old[added], old[removed])),
+    )
+    return np.subtract.outer(step.sign[added], step.sign[removed])[apart > 2 * step.tiny]
 
 
 @statement(6, "monotonicity", evidence=STEPS, meaning="least slack, in score")
@@ -137,10 +164,11 @@ def monotonicity(step: UpdateStep) -> float:
         bool((sign_after == step.sign).all()),
         "experts changed between overloaded, balanced and underloaded",
     )
+    require_movement(step)
     bounds = [-u * np.abs(step.loads_after - step.target).sum(), 0.0]
     if (step.target == np.round(step.target)).all():
         bounds.append(-2 * u * max((step.sign < 0).sum(), (step.sign > 0).sum()))
-    return float(min(bounds) - step.change + step.tolerance)
+    return slack_of_bound(float(min(bounds) - step.change), step.tolerance)
 
 
 @statement(6, "sandwich, free of assumptions", evidence=STEPS, meaning="least slack, in score")
@@ -153,9 +181,10 @@ def sandwich(step: UpdateStep) -> float:
     whatever the scores.
     """
     u = deepseek_rate(step)
+    require_movement(step)
     low = -u * np.abs(step.gap).sum()
     high = u * (step.sign * (step.loads_after - step.target)).sum()
-    return float(min(step.change - low, high - step.change) + step.tolerance)
+    return slack_of_bound(float(min(step.change - low, high - step.change)), step.tolerance)
 
 
 def _entering_and_exiting(step: UpdateStep) -> tuple[Bools, Bools]:
