@@ -47,7 +47,7 @@ def test_records_agree_with_what_was_routed(name, rule, tmp_path):
             )
 
 
-@pytest.mark.parametrize("rule", ["moonlight", "smebu", "adagrad", "mirror"])
+@pytest.mark.parametrize("rule", ["moonlight", "smebu", "adagrad"])
 def test_every_rule_that_follows_the_gap_has_step_sizes(rule, tmp_path):
     """As `equipoise train` records them: centred and averaged steps are multiples of the gap."""
     balancing = equipoise.balance(tiny("deepseek_v3"), rule, trace=tmp_path)
@@ -57,7 +57,22 @@ def test_every_rule_that_follows_the_gap_has_step_sizes(rule, tmp_path):
         record = trace.record(layer, 3)
         gap = record.loads.mean() - record.loads
         moved = record.shift_after.astype(float) - record.shift
-        np.testing.assert_allclose((record.step_size * gap)[gap != 0], moved[gap != 0], rtol=1e-12)
+        # what the rule says it added; the shift is rounded to float32
+        np.testing.assert_allclose((record.step_size * gap)[gap != 0], moved[gap != 0], atol=1e-8)
+
+
+def test_a_router_that_is_not_updated_states_no_step(tmp_path):
+    """Its shift stays, so the step of its last update would contradict the record."""
+    balancing = equipoise.balance(tiny("mixtral"), "deepseek", trace=tmp_path)
+    train(balancing, steps=1)
+    for parameter in balancing.routers[0].found.layer.parameters():
+        parameter.requires_grad_(False)
+    train(balancing, steps=1, first=1)
+    trace = Trace.open(tmp_path)
+    resting, moving = (trace.record(router.name, 2) for router in balancing.routers[:2])
+    assert np.array_equal(resting.shift, resting.shift_after)
+    assert np.isnan(resting.step_size).all()
+    assert np.isfinite(moving.step_size).all()
 
 
 def test_an_annealed_shift_has_no_step_size(tmp_path):

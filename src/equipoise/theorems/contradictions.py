@@ -7,7 +7,7 @@ What a record says of itself (equipoise.trace):
     shift_after = shift + step_size gap   up to a constant, where the gap is not 0
     loads are top-K of scores + shift     on a batch kept whole, but for ties
 
-A rule's step size is read off from what happened (balancing/shift/applied_step_size.py), and is 0
+A rule's step size is what the rule says it used (balancing/shift/stated_step_size.py), and is 0
 where the gap is 0, even if the shift moved there: that is no damage. Loads are not compared where a
 record has neither a shift nor step sizes: some balancers solve each batch, and choose otherwise
 than by top-K.

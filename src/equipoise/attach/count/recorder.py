@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from equipoise.attach.count.balanced_router import BalancedRouter
-from equipoise.balancing.shift.applied_step_size import applied_step_size
+from equipoise.balancing.shift.dual import Dual
+from equipoise.balancing.shift.stated_step_size import stated_step_size
 from equipoise.routing import Tally
 from equipoise.trace import TraceAbout, TraceWriter, is_trace
 
@@ -61,6 +62,10 @@ class Recorder:
             router.name: router.balancer.shift.cpu().clone() for router in balancing.routers
         }
         self._annealed = {router.name for router in balancing.routers if router.anneal_left}
+        for router in balancing.routers:
+            if isinstance(router.balancer, Dual):
+                # one that this step leaves out has no step to state
+                router.balancer.last_step = None
 
     def write_step(self, balancing: Balancing, tallies: Mapping[str, Tally]) -> None:
         samples, self._samples = self._samples, {}
@@ -72,7 +77,7 @@ class Recorder:
             loads = tallies[router.name].loads.cpu()
             shift, shift_after = self._before[router.name], router.balancer.shift.cpu()
             rows = samples.get(router.name)
-            step_size = applied_step_size(router.balancer, loads, shift, shift_after)
+            step_size = stated_step_size(router.balancer, loads)
             if router.name in self._annealed:
                 # the shift was also multiplied, which is no step of the rule
                 step_size = None

@@ -40,6 +40,9 @@ class Dual(Balancer):
     shift: Tensor
     rest_at: Tensor
     rest_over: Tensor
+    last_step: Tensor | None = None
+    """(E,) what the last update meant to add to the shift, for traces; None where a geometry does
+    more than add. Not saved with the state."""
 
     def __init__(
         self,
@@ -119,8 +122,9 @@ class Dual(Balancer):
         step = self.direction(tally, self.target).to(torch.float32)
         for part in self.parts:
             step = part(step, n)
-        before = self.shift.clone()
-        self.shift.lerp_(self.geometry(before, step), self._pace())
+        before, pace = self.shift.clone(), self._pace()
+        self.shift.lerp_(self.geometry(before, step), pace)
+        self.last_step = step * pace if self.geometry is euclidean else None
         if self.settling is not None:
             self.settling.see(before, self.shift)
 

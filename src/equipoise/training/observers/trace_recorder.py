@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from equipoise.balancing.shift.applied_step_size import applied_step_size
+from equipoise.balancing.shift.stated_step_size import stated_step_size
 from equipoise.trace import TraceAbout, TraceWriter, is_trace
 from equipoise.training.evaluation import target_weights
 from equipoise.training.observers.base import Observer
@@ -58,8 +58,7 @@ class TraceRecorder(Observer):
                 else self.config.trace_scores
             )
             sample = _spread_rows(layer.scores, rows)
-            balancer = self.trainer.balancers[layer.name]
-            step_size = applied_step_size(balancer, layer.loads, layer.shift, layer.shift_after)
+            step_size = stated_step_size(self.trainer.balancers[layer.name], layer.loads)
             self._writer.append(
                 step.number,
                 layer.name,
