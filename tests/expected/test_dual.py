@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
-from equipoise.expected.dual import Expected, laplacian, least_weight
+from equipoise.expected.dual import (
+    Expected,
+    attained_least_weight,
+    certified_least_weight,
+    laplacian,
+)
 from equipoise.expected.laws import Beta, Histogram, TruncatedNormal, Uniform
 
 RNG = np.random.default_rng(5)
@@ -89,17 +94,50 @@ def test_a_far_minimiser_is_found():
 
 def test_c_k_is_extremely_small():
     """Errata 9, at E = 64 and K = 6: 6e-3 at kappa = .9, 1e-14 at kappa = .5."""
-    assert least_weight(Uniform(64), 6, kappa=0.9) == pytest.approx(6e-3, rel=0.05)
-    assert least_weight(Uniform(64), 6, kappa=0.5) == pytest.approx(1.3e-14, rel=0.05)
+    assert attained_least_weight(Uniform(64), 6, kappa=0.9) == pytest.approx(6e-3, rel=0.05)
+    assert attained_least_weight(Uniform(64), 6, kappa=0.5) == pytest.approx(1.3e-14, rel=0.05)
 
 
-def test_no_shift_has_less_weight_than_c_k():
-    law, rng = Beta(np.linspace(2, 4, 5), 2), np.random.default_rng(0)
-    least = least_weight(law, 2, kappa=0.4)
-    for _ in range(200):
+@pytest.mark.parametrize("kappa", [0.9, 0.5, 0.3, 0.1])
+def test_c_k_has_a_positive_lower_bound(kappa):
+    """Of like uniform experts it is kappa^(E-1) / (E - 1), however small; and below a weight that
+    is attained.
+    """
+    certified = certified_least_weight(Uniform(64), 6, kappa)
+    assert certified == pytest.approx(kappa**63 / 63, rel=1e-9)
+    assert 0 < certified <= attained_least_weight(Uniform(64), 6, kappa)
+
+
+def test_of_shifts_of_no_diameter_the_bound_is_the_weight():
+    assert certified_least_weight(Uniform(8), 2, 1.0) == pytest.approx(1 / 7, rel=1e-12)
+
+
+BOUNDED = {
+    "beta": Beta(np.linspace(2, 4, 5), 2),
+    "normal": TruncatedNormal(np.linspace(0.4, 0.6, 5), 0.3),
+    "histogram": Histogram(np.random.default_rng(0).integers(1, 9, (5, 6)), np.linspace(0, 1, 7)),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_no_shift_has_less_weight_than_c_k(name):
+    law, rng = BOUNDED[name], np.random.default_rng(0)
+    least = certified_least_weight(law, 2, kappa=0.4)
+    attained = attained_least_weight(law, 2, kappa=0.4)
+    assert 0 < least <= attained
+    for _ in range(60):
         shift = rng.uniform(0, 0.6, 5) if rng.random() < 0.5 else 0.6 * rng.integers(0, 2, 5)
-        weight = Expected(law, 2).boundary_weight(shift)
-        assert weight[~np.eye(5, dtype=bool)].min() >= least * (1 - 1e-6)
+        weight = Expected(law, 2, tolerance=1e-7).boundary_weight(shift)
+        found = weight[~np.eye(5, dtype=bool)].min()
+        assert found >= least * (1 - 1e-6)
+        if name != "histogram":
+            assert found >= attained * (1 - 1e-6)
+
+
+def test_a_gap_in_a_density_leaves_no_lower_bound():
+    gap = Histogram([[1, 1, 1, 1], [1, 0, 0, 1], [1, 1, 1, 1]], np.linspace(0, 1, 5))
+    assert not gap.positive_density
+    assert certified_least_weight(gap, 1, kappa=0.4) == 0
 
 
 def test_routing_sees_no_constant():

@@ -55,8 +55,8 @@ def _run_verify_verb(options: argparse.Namespace) -> None:
 
 
 def refuted_verdicts(found: Sequence[Verdict]) -> list[Verdict]:
-    """Those that apply and do not hold."""
-    return [verdict for verdict in found if verdict.applies and not verdict.holds]
+    """Statements that apply and do not hold; an assumption that does not hold refutes nothing."""
+    return [verdict for verdict in found if verdict.refuted]
 
 
 def _show_verdicts(trace: Trace | None, batches: int) -> list[Verdict]:
@@ -116,14 +116,20 @@ def verdict_summary(found: Sequence[Verdict]) -> str:
     """How many statements apply and hold; and whether the trace is damaged."""
     from equipoise.theorems.contradictions import AGREEMENT
 
-    statements = [verdict for verdict in found if verdict.name != AGREEMENT]
+    assumed = [verdict for verdict in found if verdict.is_assumption]
+    statements = [
+        verdict for verdict in found if verdict.name != AGREEMENT and not verdict.is_assumption
+    ]
     applied, wrong = sum(each.applies for each in statements), len(refuted_verdicts(statements))
     line = f"{applied} of {len(statements)} apply; "
     if not applied:
         line += "nothing was checked"
     else:
         line += f"{wrong} do not hold" if wrong else "all of them hold"
-    damaged = len(statements) < len(found)
+    failed = sum(each.applies and not each.holds for each in assumed)
+    if failed:
+        line += f"; {failed} of {len(assumed)} assumptions do not"
+    damaged = any(verdict.name == AGREEMENT for verdict in found)
     return line + ("; the trace is damaged: it contradicts itself" if damaged else "")
 
 

@@ -23,8 +23,16 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
+from equipoise.expected.counting import boundary_pairs
 from equipoise.expected.laws import Law
-from equipoise.expected.quadrature import QuadratureGrid, ShiftedLaw, adapted_grid, fine_grid
+from equipoise.expected.moments import LoadMoments
+from equipoise.expected.quadrature import (
+    QuadratureGrid,
+    ShiftedLaw,
+    adapted_grid,
+    fine_grid,
+    fine_nodes,
+)
 from equipoise.optimum.arrays import Floats, centred
 
 
@@ -52,9 +60,17 @@ class Expected:
             )
 
     @property
+    def num_experts(self) -> int:
+        return self.law.num_experts
+
+    @property
     def target_load(self) -> float:
         """L = K T / E."""
         return self.top_k * self.num_tokens / self.law.num_experts
+
+    def sample(self, rng: np.random.Generator, tokens: int) -> Floats:
+        """(tokens, E) scores."""
+        return self.law.sample(rng, tokens)
 
     def at(self, shift: ArrayLike) -> AtShift:
         """Everything at one shift; each quantity is computed when asked for."""
@@ -109,11 +125,19 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class AtShift:
+class AtShift(LoadMoments):
     """The expected quantities at one shift."""
 
     expected: Expected
     shift: Floats
+
+    @property
+    def num_tokens(self) -> int:
+        return self.expected.num_tokens
+
+    @property
+    def top_k(self) -> int:
+        return self.expected.top_k
 
     @cached_property
     def selection_probability(self) -> Floats:
@@ -130,22 +154,6 @@ class AtShift:
     @cached_property
     def boundary_weight(self) -> Floats:
         return self._grid.boundary_weight(self.expected.top_k)
-
-    @property
-    def gradient(self) -> Floats:
-        """T pi - L, the mean of A - L (eq. 29, Prop. 12)."""
-        return self.expected.num_tokens * self.selection_probability - self.expected.target_load
-
-    @property
-    def variance(self) -> float:
-        """E ||g - E g||^2 = T (K - sum pi^2) (Prop. 13)."""
-        squares = (self.selection_probability**2).sum()
-        return float(self.expected.num_tokens * (self.expected.top_k - squares))
-
-    @property
-    def second_moment(self) -> float:
-        """E ||g||^2 (Prop. 13)."""
-        return float((self.gradient**2).sum() + self.variance)
 
     @property
     def error(self) -> float:
@@ -170,9 +178,35 @@ def laplacian(weight: Floats) -> Floats:
     return np.diag(weight.sum(1)) - weight
 
 
-def least_weight(law: Law, top_k: int, kappa: float) -> float:
-    """c_K = inf of min_kl w_kl(p) over shifts of diameter at most 1 - kappa (sec. 5.6), searched at
-    two-level shifts.
+def certified_least_weight(law: Law, top_k: int, kappa: float) -> float:
+    """A lower bound of c_K = inf of min_kl w_kl(p) over shifts of diameter at most D = 1 - kappa
+    (sec. 5.6), for every such shift at once.
+
+    Routing sees no constant, so 0 <= p_j <= D. For a threshold v in (D, 1) every v - p_j lies
+    between v - D and v, inside (0, 1), and each factor of w_kl's integrand is at least
+
+        density_k(v - p_k) >= the least of density_k between v - D and v
+        P(j lies below v)  >= below_j(v - D),        P(j lies above v) >= above_j(v)
+
+    All terms of the product are positive, so the integral over (D, 1) with these in their place is
+    a lower bound. Of E like uniform experts it is kappa^(E-1) / (E - 1): extremely small (errata
+    9), and never 0 where densities are positive, unless it is below the least float64.
+    """
+    D = 1 - kappa
+    corners = np.concatenate([law.corners.ravel(), law.corners.ravel() + D])
+    inner = corners[(corners > D) & (corners < 1)]
+    v, weights = fine_nodes(np.unique(np.concatenate([np.linspace(D, 1, 9), inner])))
+    high = np.broadcast_to(v[:, None], (v.size, law.num_experts))
+    low = high - D
+    density, below, above = (
+        np.ascontiguousarray(each.T)
+        for each in (law.least_density(low, high), law.below(low), law.above(high))
+    )
+    return _least_pair(boundary_pairs(density, below, above, weights, top_k))
+
+
+def attained_least_weight(law: Law, top_k: int, kappa: float) -> float:
+    """An upper bound of c_K: the least weight found at two-level shifts.
 
     There some experts are raised by 1 - kappa and the rest not: any number of experts, those with
     the lowest medians or those with the highest. The least was always found among these shifts, but
@@ -185,8 +219,12 @@ def least_weight(law: Law, top_k: int, kappa: float) -> float:
             shift = np.zeros(law.num_experts)
             shift[chosen] = 1 - kappa
             weight = fine_grid(ShiftedLaw(law, shift, top_k)).boundary_weight(top_k)
-            least = min(least, float(weight[~np.eye(len(weight), dtype=bool)].min()))
+            least = min(least, _least_pair(weight))
     return least
+
+
+def _least_pair(weight: Floats) -> float:
+    return float(weight[~np.eye(len(weight), dtype=bool)].min())
 
 
 def _newton_direction(weight: Floats, slope: Floats) -> Floats:

@@ -44,6 +44,22 @@ class Law(ABC):
     def sample(self, rng: np.random.Generator, tokens: int) -> Floats:
         """(T, E) scores."""
 
+    @property
+    def positive_density(self) -> bool:
+        """Whether every expert's density is positive on all of (0, 1), which c_K > 0 needs (errata
+        17). True of the log-concave laws here.
+        """
+        return True
+
+    def least_density(self, low: Floats, high: Floats) -> Floats:
+        """The least density between `low` and `high`: of a log-concave law, at one of them."""
+        return np.minimum(self.density(low), self.density(high))
+
+    @property
+    def scale(self) -> float:
+        """The least distance between an expert's quartiles: far below it, densities are linear."""
+        return float((self.quantile(0.75) - self.quantile(0.25)).min())
+
     def quantile(self, share: float) -> Floats:
         """(E) the scores that `share` of an expert's tokens lie below, by bisection."""
         low, high = np.zeros(self.num_experts), np.ones(self.num_experts)
@@ -179,6 +195,18 @@ class Histogram(Law):
         scores = np.asarray(scores, np.float64)
         edges = np.linspace(max(scores.min(), 0.0), min(scores.max(), 1.0), bins + 1)
         return cls(np.stack([np.histogram(column, edges)[0] for column in scores.T]), edges)
+
+    @property
+    def positive_density(self) -> bool:
+        spans = self.edges[0] <= 0 and self.edges[-1] >= 1
+        return bool(spans and self._height.min() > 0)
+
+    def least_density(self, low: Floats, high: Floats) -> Floats:
+        first, last = self._place_in_bin(low)[0], self._place_in_bin(high)[0]
+        bins = np.arange(self.edges.size - 1)
+        inside = (bins >= first[..., None]) & (bins <= last[..., None])
+        least = np.where(inside, self._height, np.inf).min(-1)
+        return np.where((low > self.edges[0]) & (high < self.edges[-1]), least, 0.0)
 
     def density(self, x: Floats) -> Floats:
         bin, _ = self._place_in_bin(x)

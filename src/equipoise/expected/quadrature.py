@@ -62,9 +62,15 @@ class QuadratureGrid:
 
 def fine_grid(law: ShiftedLaw) -> QuadratureGrid:
     """A fixed fine grid: relative accuracy for weights far below any absolute tolerance."""
-    edges = _first_edges(law)
+    # from the lowest score on: what is below 1e-18 here may be all there is
+    edges = _edges_from(law, float(law.shift.min()))
+    return law.look_at(*fine_nodes(edges))
+
+
+def fine_nodes(edges: Floats) -> tuple[Floats, Floats]:
+    """Gauss-Legendre points and weights of panels between edges, each cut in eight."""
     edges = np.unique(np.concatenate([np.linspace(a, b, 9) for a, b in pairwise(edges)]))
-    return law.look_at(*_gauss_nodes(edges[:-1], edges[1:]))
+    return _gauss_nodes(edges[:-1], edges[1:])
 
 
 def adapted_grid(law: ShiftedLaw, tolerance: float) -> tuple[QuadratureGrid, float]:
@@ -110,10 +116,13 @@ def _joined_grid(grids: list[QuadratureGrid]) -> QuadratureGrid:
 
 def _first_edges(law: ShiftedLaw) -> Floats:
     """Where panels meet at first: the corners (if not too many) from where integrands matter."""
-    corners = (law.law.corners + law.shift[:, None]).ravel()
     # scores lie in (0, 1)
     low, high = law.shift.min(), law.shift.max() + 1
-    low = max(low, _first_relevant_point(law, low, high))
+    return _edges_from(law, max(low, _first_relevant_point(law, low, high)))
+
+
+def _edges_from(law: ShiftedLaw, low: float) -> Floats:
+    corners, high = (law.law.corners + law.shift[:, None]).ravel(), float(law.shift.max()) + 1
     inner = np.unique(np.round(corners[(corners > low) & (corners < high)], 13))
     if inner.size > MOST_PANELS // 4:
         inner = np.linspace(low, high, 65)[1:-1]

@@ -18,6 +18,7 @@ from functools import partial, update_wrapper
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from equipoise.theorems.verdict import (
+    ASSUMPTION_PREFIX,
     Evidence,
     HypothesisError,
     Slack,
@@ -37,6 +38,7 @@ class Setting(Enum):
     FIXED_SCORES = "runs on fixed scores"
     DRAWN_BATCHES = "batches drawn at one shift"
     REPEATED_DESCENTS = "many seeds of one descent"
+    WHOLE_TRAININGS = "layers from the first step to the last"
 
 
 class EvidenceKind(NamedTuple, Generic[SourceT, EvidenceT]):
@@ -59,7 +61,7 @@ class Statement(Generic[SourceT, EvidenceT]):
         check: Callable[[EvidenceT], float | Slack],
     ) -> None:
         self.number = number
-        self.name = f"{number} {title}"
+        self.name = f"{number} {title}" if number else f"{ASSUMPTION_PREFIX}{title}"
         self.evidence = evidence
         self.meaning = meaning
         self.check = check
@@ -111,6 +113,15 @@ def statement(
         return made
 
     return register
+
+
+def assumption(
+    title: str, *, evidence: EvidenceKind[SourceT, EvidenceT], meaning: str = ""
+) -> Callable[[Callable[[EvidenceT], float | Slack]], Statement[SourceT, EvidenceT]]:
+    """Register the decorated check as an assumption: it has no number, and stands before all
+    statements.
+    """
+    return statement(0, title, evidence=evidence, meaning=meaning)
 
 
 def statement_variants(

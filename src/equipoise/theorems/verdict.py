@@ -14,6 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol, TypeVar
 
+ASSUMPTION_PREFIX = "assumption: "
+"""of the names of verdicts on what the paper assumes"""
+
 
 class Verdict(NamedTuple):
     """What became of one statement."""
@@ -30,6 +33,16 @@ class Verdict(NamedTuple):
     """where the slack was least"""
     why: str
     """which hypothesis failed, or what the margin means here"""
+
+    @property
+    def is_assumption(self) -> bool:
+        """Whether it is about what the paper assumes: that refutes nothing."""
+        return self.name.startswith(ASSUMPTION_PREFIX)
+
+    @property
+    def refuted(self) -> bool:
+        """Whether a statement applies and does not hold."""
+        return self.applies and not self.holds and not self.is_assumption
 
 
 class Evidence(Protocol):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 from equipoise.theorems.contradictions import agreement_verdict, is_finite_record
 from equipoise.theorems.evidence import problems
 from equipoise.theorems.evidence.draws import draws_of_record
+from equipoise.theorems.evidence.journeys import Journey, journeys_of_record
 from equipoise.theorems.evidence.runs import run_of_record
 from equipoise.theorems.registry import Setting
 from equipoise.theorems.statements import all_statements
@@ -59,7 +61,8 @@ def _builtin_sources() -> dict[Setting, Any]:
     return {
         Setting.FIXED_SCORES: list(problems.builtin_runs()),
         Setting.DRAWN_BATCHES: list(problems.builtin_draws()),
-        Setting.REPEATED_DESCENTS: problems.builtin_journey(),
+        Setting.REPEATED_DESCENTS: list(problems.builtin_journeys()),
+        Setting.WHOLE_TRAININGS: problems.runs_from_zero(),
     }
 
 
@@ -74,9 +77,24 @@ def _trace_sources(trace: Trace, kept: list[tuple[str, Record]]) -> dict[Setting
     drawn = kept[:: -(-len(kept) // MOST_DRAWN) or 1]
     return {
         Setting.FIXED_SCORES: [run_of_record(record, trace, layer) for layer, record in kept],
-        Setting.DRAWN_BATCHES: [draws_of_record(record, trace.top_k) for _, record in drawn],
-        Setting.REPEATED_DESCENTS: trace,
+        Setting.DRAWN_BATCHES: [draws_of_record(record, trace, layer) for layer, record in drawn],
+        Setting.REPEATED_DESCENTS: _Descents(trace.top_k, *kept[-1]) if kept else trace,
+        Setting.WHOLE_TRAININGS: trace,
     }
+
+
+class _Descents:
+    """The descents on one batch, run when the first statement asks for them."""
+
+    def __init__(self, top_k: int, layer: str, record: Record) -> None:
+        self.top_k, self.layer, self.record = top_k, layer, record
+
+    @cached_property
+    def journeys(self) -> list[Journey]:
+        return journeys_of_record(self.record, self.top_k, self.layer)
+
+    def __iter__(self) -> Iterator[Journey]:
+        return iter(self.journeys)
 
 
 def whole_records(trace: Trace, most: int) -> list[tuple[str, Record]]:

@@ -143,7 +143,9 @@ def _verdict_cell(verdict: VerdictRow) -> str:
     why = escape(str(verdict["why"]), quote=True)
     if not verdict["applies"]:
         return f'<td class=mute title="{why}">n/a</td>'
-    kind, sign = ("good", "✓") if verdict["holds"] else ("bad", "✗")
+    # an assumption that fails refutes nothing
+    wrong = "mute" if verdict["name"].startswith("assumption: ") else "bad"
+    kind, sign = ("good", "✓") if verdict["holds"] else (wrong, "✗")
     return f'<td class={kind} title="{why}">{sign} {verdict["margin"]:.2g}</td>'
 
 

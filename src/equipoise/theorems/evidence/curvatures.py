@@ -1,4 +1,9 @@
-"""Evidence for statement 14: the boundary weights of a law at a shift, and their curvature."""
+"""Evidence for statement 14: the boundary weights at a shift, and tokens to test them on.
+
+Of a law the weights are exact integrals. Of recorded tokens, whose joint law is not known, they are
+the density of ties at the K/(K+1) boundary (expected/empirical.py), from half of the tokens; the
+other half is what they are tested on.
+"""
 
 from __future__ import annotations
 
@@ -9,35 +14,106 @@ from functools import cached_property
 import numpy as np
 
 from equipoise.expected.dual import Expected, laplacian
+from equipoise.expected.empirical import BoundaryPairs
 from equipoise.optimum.arrays import Floats
-from equipoise.theorems.evidence.draws import DrawnSource, draws_of
+from equipoise.optimum.loop import choose_top_k
+from equipoise.theorems.evidence.draws import SAMPLED_TOKENS, DrawnSource, Draws, draws_of
 from equipoise.theorems.registry import EvidenceKind, Setting
+from equipoise.theorems.verdict import require_hypothesis
 
 
 @dataclass(frozen=True)
 class Curvature:
-    """Boundary weights of a law at a shift."""
+    """Boundary weights at a shift, exact ones of a law or those of other tokens."""
 
-    expected: Expected
     shift: Floats
-    weight: Floats
-    """(E, E) w(p)"""
-    dependence: str = ""
-    """what speaks against independent experts; nothing if empty"""
+    top_k: int
+    tokens: Floats
+    """(n, E) scores to test on"""
+    expected: Expected | None = None
+    """the law, where it is known"""
+    exact_weight: Floats | None = None
+    """(E, E) w(p) of the law"""
+    other_tokens: Floats | None = None
+    """(m, E) scores that weights are estimated from, where no law is known"""
     number: int = 0
+    layer: str = ""
+
+    def require_law(self) -> tuple[Expected, Floats]:
+        """The law and its weights."""
+        require_hypothesis(
+            self.expected is not None and self.exact_weight is not None,
+            "the law of recorded scores is not known: this needs its density",
+        )
+        return self.expected, self.exact_weight  # type: ignore[return-value]
+
+    def require_a_choice(self) -> None:
+        require_hypothesis(
+            self.top_k < self.shift.size,
+            "K = E: every weight is 0 and nothing is strongly convex (errata 4)",
+        )
 
     @cached_property
-    def modulus(self) -> float:
-        """T lambda_2."""
-        return self.expected.num_tokens * float(np.linalg.eigvalsh(laplacian(self.weight))[1])
+    def reach(self) -> float:
+        """How far shifts are moved to see loads change: the margin of some tokens in a hundred, and
+        no more than a tenth of the distance between an expert's quartiles.
+        """
+        low, high = np.quantile(self.tokens, (0.25, 0.75), axis=0)
+        return min(self._pairs.usual_reach, 0.1 * float((high - low).min()))
+
+    @property
+    def tokens_near_a_tie(self) -> int:
+        return int((self._pairs.margins <= self.reach).sum())
+
+    @cached_property
+    def _pairs(self) -> BoundaryPairs:
+        return BoundaryPairs.of(self.tokens + self.shift, self.top_k)
+
+    def load_changes(self, direction: Floats, step: float) -> Floats:
+        """(n) d (x(p + step d) - x(p - step d)): what each token adds to d times the change of
+        loads; never negative, since f is convex.
+        """
+        ahead, behind = (
+            choose_top_k(self.tokens + self.shift + sign * step * direction, self.top_k)
+            for sign in (1, -1)
+        )
+        return (ahead.astype(np.float64) - behind) @ direction
+
+    def predicted_curvature(self, direction: Floats) -> tuple[float, float]:
+        """sum_{k<l} w_kl (d_k - d_l)^2 (eq. 31), and its standard error."""
+        if self.exact_weight is not None:
+            return float(direction @ laplacian(self.exact_weight) @ direction), 0.0
+        assert self.other_tokens is not None
+        pairs = BoundaryPairs.of(self.other_tokens + self.shift, self.top_k)
+        values = pairs.curvatures(direction, self.reach)
+        return float(values.mean()), float(values.std() / np.sqrt(values.size))
 
 
 CurvedSource = Curvature | DrawnSource | Iterable[Curvature]
 
 
-def curvature_at(expected: Expected, shift: Floats) -> Curvature:
-    """The exact one."""
-    return Curvature(expected, np.asarray(shift, np.float64), expected.boundary_weight(shift))
+def curvature_at(expected: Expected, shift: Floats, seed: int = 0) -> Curvature:
+    """The exact weights of a law, and tokens drawn from it."""
+    shift = np.asarray(shift, np.float64)
+    tokens = expected.sample(np.random.default_rng(seed), SAMPLED_TOKENS)
+    weight = expected.boundary_weight(shift)
+    return Curvature(shift, expected.top_k, tokens, expected, weight)
+
+
+def curvature_of_draws(draws: Draws) -> Curvature:
+    """At the shift of draws; of a batch, every other token is held out."""
+    if draws.expected is not None:
+        return curvature_at(draws.expected, draws.shift)
+    order = np.random.default_rng(draws.number).permutation(len(draws.scores))
+    tokens, other = (draws.scores[half] for half in np.array_split(order, 2))
+    return Curvature(
+        draws.shift,
+        draws.top_k,
+        tokens,
+        other_tokens=other,
+        number=draws.number,
+        layer=draws.layer,
+    )
 
 
 def curvatures_of(source: CurvedSource) -> Iterable[Curvature]:
@@ -47,11 +123,7 @@ def curvatures_of(source: CurvedSource) -> Iterable[Curvature]:
         yield from pieces
         return
     for draws in draws_of(pieces):  # type: ignore[arg-type]
-        # dependent experts have no weights to compute: the statement will not apply
-        weight = (
-            np.zeros((draws.shift.size,) * 2) if draws.dependence else draws.point.boundary_weight
-        )
-        yield Curvature(draws.expected, draws.shift, weight, draws.dependence, draws.number)
+        yield curvature_of_draws(draws)
 
 
 CURVATURES = EvidenceKind(Setting.DRAWN_BATCHES, curvatures_of)

@@ -47,6 +47,11 @@ def builtin_runs() -> tuple[FixedScoresRun, ...]:
     )
 
 
+def runs_from_zero() -> list[FixedScoresRun]:
+    """Those that begin at p = 0, as trainings do."""
+    return [run for run in builtin_runs() if not run.path.shifts[0].any()]
+
+
 @cache
 def builtin_draws() -> tuple[Draws, ...]:
     """Batches of independent scores at some shifts, one of them far from balance."""
@@ -62,6 +67,12 @@ def builtin_draws() -> tuple[Draws, ...]:
 
 
 @cache
-def builtin_journey() -> Journey:
-    """The regret experiment, small."""
-    return run_descents(Expected(Uniform(8), 2, num_tokens=64), rounds=200, seeds=64)
+def builtin_journeys() -> tuple[Journey, ...]:
+    """The regret experiment, small: like experts, begun at the optimum, and unlike ones."""
+    like = Expected(Uniform(8), 2, num_tokens=64)
+    unlike = Expected(Beta(np.linspace(2, 6, 8), 3), 2, num_tokens=64)
+    return (
+        run_descents(like, rounds=200, seeds=64),
+        run_descents(unlike, rounds=200, seeds=64, share=0.3),
+        run_descents(unlike, rounds=200, seeds=64, schedule="1/sqrt n"),
+    )
