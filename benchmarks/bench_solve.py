@@ -2,6 +2,7 @@
 pass against torch's.
 
     python benchmarks/bench_solve.py [--quick]
+    python benchmarks/bench_solve.py --many-experts     # only E = 256 and E = 896
 
 Scores are softmax of Gaussian logits with a mean of 0.7 N(0, 1) for each expert. Every contestant's
 memory is measured in a process of its own: peak resident size above what it was with the scores in
@@ -30,10 +31,10 @@ from rich.table import Table
 import equipoise
 from benchmarks.timing import Neighbours, race
 from equipoise.optimum import topk
-from equipoise.optimum.threads import run_in_parts
+from equipoise.selection.threads import run_in_parts
 
 MEANS_SEED = 1000  # the experts' means are the same in every batch, as in a training
-SHAPES = ((262_144, 256, 8), (1_048_576, 64, 6))
+MANY_EXPERTS = ((262_144, 256, 8, 0.6), (65_536, 896, 16, 3.0))  # and seconds wanted
 SIZES = (16_384, 65_536, 262_144, 1_048_576)
 
 
@@ -159,20 +160,26 @@ def against_the_flow(console: Console, tokens: int) -> None:
     )
 
 
-def growth(
-    console: Console, sizes: tuple[int, ...], shapes: tuple[tuple[int, int, int], ...]
-) -> None:
+def growth(console: Console, sizes: tuple[int, ...]) -> None:
     table = Table("T", "E", "K", "seconds")
-    times = {}
-    for T, E, K in [*((T, 64, 6) for T in sizes), *(shape for shape in shapes if shape[1] != 64)]:
-        times[T, E] = apart("cold", T, E, K)["seconds"]
-        table.add_row(f"{T:,}", str(E), str(K), f"{times[T, E]:.3f}")
+    times = {T: apart("cold", T, 64, 6)["seconds"] for T in sizes}
+    for T, seconds in times.items():
+        table.add_row(f"{T:,}", "64", "6", f"{seconds:.3f}")
     console.print(table)
-    first, last = sizes[0], sizes[-1]
-    exponent = math.log(times[last, 64] / times[first, 64]) / math.log(last / first)
+    exponent = math.log(times[sizes[-1]] / times[sizes[0]]) / math.log(sizes[-1] / sizes[0])
     console.print(
         f"{verdict(exponent <= 1.1)}   time grows as T to the power of at most 1.1: {exponent:.2f}"
     )
+
+
+def many_experts(console: Console) -> None:
+    # always whole: with fewer tokens for as many experts chains are longer
+    for T, E, K, wanted in MANY_EXPERTS:
+        seconds = apart("cold", T, E, K)["seconds"]
+        console.print(
+            f"{verdict(seconds <= wanted)}   T = {T:,}, E = {E}, K = {K} in at most "
+            f"{wanted} s: {seconds:.3f}"
+        )
 
 
 def one_pass(console: Console, tokens: int) -> None:
@@ -247,6 +254,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="a sixteenth of the tokens")
+    parser.add_argument("--many-experts", action="store_true", help="only E = 256 and 896")
     parser.add_argument("--contestant", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.contestant:
@@ -255,17 +263,17 @@ def main() -> None:
         return
     console = Console()
     small = 16 if options.quick else 1
+    if options.many_experts:
+        many_experts(console)
+        return
     with (
         Neighbours() as neighbours
     ):  # not around the rest: the contestants' own processes would be others to it
         one_pass(console, 262_144 // small)
     console.print(f"others took {100 * neighbours.share:.0f}% of the processors")
     against_the_flow(console, 262_144 // small)
-    growth(
-        console,
-        tuple(size // small for size in SIZES),
-        tuple((T // small, E, K) for T, E, K in SHAPES),
-    )
+    growth(console, tuple(size // small for size in SIZES))
+    many_experts(console)
     start(console)
 
 

@@ -1,11 +1,13 @@
 """The assignment is feasible whatever the scores, and its own prices prove how good it is."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.balancing.batch.auction import asking_prices, assign
+from equipoise.balancing.batch.auction import _epsilon_schedule, asking_prices, assign
 
 TOLERANCE = 1e-4
 
@@ -126,3 +128,13 @@ def test_the_same_again():
     first, second = (assign(scores, 3, *even(*scores.shape, 3), TOLERANCE) for _ in range(2))
     assert torch.equal(first.held, second.held)
     assert torch.equal(first.prices, second.prices)
+
+
+@pytest.mark.parametrize("tolerance", [1e-4, 1e-6])
+def test_epsilon_only_comes_down_from_a_hundredth_to_the_tolerance(tolerance):
+    """Of the scores' range; a larger one after a smaller would undo what the smaller has found."""
+    epsilons = list(_epsilon_schedule(True, tolerance, score_range=2.0))
+    assert epsilons[0] == 2 * 1e-2
+    assert epsilons[-1] == 2 * tolerance
+    assert all(after < before for before, after in pairwise(epsilons))
+    assert list(_epsilon_schedule(False, tolerance, score_range=2.0)) == [2 * tolerance]

@@ -9,10 +9,14 @@ import pytest
 import torch
 
 import equipoise
-from equipoise.balancing import mathematics
+from equipoise import Tally
+from equipoise.balancing import mathematics, target
 from equipoise.balancing.mathematics import gap, histogram, smoothing, steps
 from equipoise.balancing.mathematics.curvature_state import BatchEvidence, CurvatureState
-from equipoise.balancing.mathematics.newton import curvature_step
+from equipoise.balancing.mathematics.newton import curvature_step, gap_among_near
+from equipoise.balancing.shift import quantile
+from equipoise.balancing.shift.flips import FlipMove
+from equipoise.routing.kernels.reference import scatter_bins
 
 FILES = sorted(Path(mathematics.__file__).parent.glob("*.py"))
 E, K = 6, 2
@@ -139,7 +143,7 @@ def test_smoothing_is_one_function():
 def test_a_histogram_finds_its_quantile():
     distance = torch.linspace(-0.9, 0.9, 1000).unsqueeze(1).expand(-1, 3)
     width, want = torch.ones(3), torch.full((3,), 250.0, dtype=torch.float64)
-    counts = histogram.count_distances(distance, torch.ones(1000, dtype=torch.bool), width, 64)
+    counts = scatter_bins(distance, torch.ones(1000, dtype=torch.bool), 32 / width, 64)
     move, next_width = histogram.quantile_move(histogram.counts_from_top(counts), want, width, 1.0)
     torch.testing.assert_close(move, torch.full_like(move, -0.45), rtol=0, atol=2 / 64)
     assert (next_width < 2).all()
@@ -156,8 +160,54 @@ def test_balanced_experts_have_no_gap_in_batches_of_many_millions():
     assert found.tolist() == [-3.0, 3.0, *[0.0] * 253]
 
 
+def test_rounded_weights_leave_no_gap_in_batches_of_many_millions():
+    # the sum of 0.1 and 0.7 is not 0.8: of 8 * 10^9 choices that leaves 1.5e-7
+    weights = torch.tensor([0.1, 0.7], dtype=torch.float64)
+    loads = torch.tensor([10**9, 7 * 10**9])
+    whole = float(weights.sum())
+    assert gap.load_gap(loads, weights, whole).tolist() == [0.0, 0.0]
+    one_moved = gap.load_gap(loads + torch.tensor([1, -1]), weights, whole)
+    assert one_moved.tolist() == pytest.approx([-1.0, 1.0], abs=1e-6)
+
+
+def test_flips_reach_four_times_as_far_as_leads():
+    counts = torch.zeros(4, 66, dtype=torch.int64)
+    counts[:, 20:46] = 10
+    weights = target.Target(4, 1)
+    leads, flips = quantile.QuantileMove(bins=64), FlipMove(bins=64)
+    for move in (leads, flips):
+        move.build(4)
+        move(
+            Tally(counts.sum(1), counts.sum(1)[None], torch.tensor(0), {move.part: counts}), weights
+        )
+    torch.testing.assert_close(flips.width, 4 * leads.width)
+
+
+def test_what_is_usual_is_told_from_the_noise_of_independent_tokens():
+    """Of T tokens an expert wanted by a share w is chosen with a variance of w (1 - w) / T."""
+    balancer = equipoise.balancer("curvature", E, top_k=K)
+    (scores,) = batches(1)
+    evidence = balancer.direction._evidence(
+        balancer.tally(scores, balancer.route(scores)), balancer.target
+    )
+    near = torch.linspace(-0.02, 0.02, E, dtype=torch.float64)
+    # few hesitate: with many, all experts count as far, and nothing usual is learnt
+    calm = evidence._replace(gap=near, pairs=torch.zeros_like(evidence.pairs))
+    _, following = curvature_step(balancer.direction._state(), calm)
+    noise = (calm.want * (1 - calm.want) / calm.tokens).sum()
+    torch.testing.assert_close(following.usual.double(), near.square().sum() / noise)
+
+
 def test_hypentropy_moves_are_bounded_over_ten_thousand_steps():
     shift = torch.zeros(4)
     for _ in range(10_000):
         shift = steps.hypentropy_move(shift, torch.tensor([0.1, -0.1, 60.0, -4000.0]), 1e-2)
     assert shift.tolist() == [16.0, -16.0, 16.0, -16.0]
+
+
+def test_a_single_near_expert_has_nobody_to_exchange_with():
+    far = torch.tensor([True, True, False])
+    assert gap_among_near(far, torch.tensor([0.3, -0.2, 0.1])).tolist() == [0, 0, 0]
+    assert gap_among_near(~far, torch.tensor([0.3, -0.1, 0.1])).tolist() == pytest.approx(
+        [0.2, -0.2, 0]
+    )

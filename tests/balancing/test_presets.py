@@ -45,8 +45,9 @@ def test_bad_options_say_why():
         equipoise.balancer("inverse", 8, top_k=2, unit="token")
     with pytest.raises(ValueError, match="width must be positive"):
         equipoise.balancer("mirror", 8, top_k=2, width=0.0)
-    with pytest.raises(ValueError, match="even number of bins, at least 2"):
-        equipoise.balancer("quantile", 8, top_k=2, bins=1)
+    for bins in (0, 1, 7):
+        with pytest.raises(ValueError, match="even number of bins, at least 2"):
+            equipoise.balancer("quantile", 8, top_k=2, bins=bins)
 
 
 @pytest.mark.parametrize("name", equipoise.balancers())

@@ -109,3 +109,11 @@ def test_a_name_is_taken_once(registry):
 
     with pytest.raises(ValueError, match="already is a method 'deepseek'"):
         method(kind="shift", needs="loads")(deepseek)
+
+
+def test_the_arena_tries_what_has_a_shift_and_is_not_a_variant():
+    """By default; changing the list changes every published table."""
+    tried = {name for name in balancers() if method_spec(name).arena_default}
+    assert tried == {
+        "none", "deepseek", "proportional", "smebu", "adagrad", "quantile", "curvature",
+    }  # fmt: skip

@@ -55,3 +55,13 @@ def test_no_shift_is_below_the_minimiser(scores):
 
 def test_exact_ties_have_no_density():
     assert EmpiricalDual(np.full((64, 4), 0.5), 2).convexity_modulus(np.zeros(4)) == 0
+
+
+def test_a_rare_expert_is_joined_by_wider_ties(scores):
+    """No token is nearly tied between the last expert and another: the dual still curves there."""
+    rare = scores[:2000].copy()
+    rare[:, 5] = np.sort(rare[:, :5], 1)[:, -2] - 0.1
+    empirical = EmpiricalDual(rare, 2, 48)
+    pairs = BoundaryPairs.of(rare, 2)
+    assert pairs.weight(6, pairs.usual_reach)[5].sum() == 0
+    assert empirical.convexity_modulus(np.zeros(6)) > 1

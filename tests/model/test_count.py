@@ -1,26 +1,43 @@
-"""Parameter counts: of modules on the meta device, against the same counts done by hand."""
+"""Parameter counts: the formulas against models that are built, on the meta device."""
+
+import dataclasses
 
 import pytest
+import torch
 
-from equipoise.model import MODELS, count_parameters
-
-
-def by_hand(c, experts):
-    """experts: how many routed ones of each layer to count."""
-    attention, norms = 4 * c.hidden_size**2, 2 * c.hidden_size
-    swiglu = 3 * c.hidden_size * c.expert_size
-    moe = (experts + c.shared_experts) * swiglu + c.num_experts * c.hidden_size
-    dense = (c.top_k + c.shared_experts) * swiglu
-    ends = 2 * c.vocab_size * c.hidden_size + c.hidden_size
-    return ends + c.layers * (attention + norms) + c.dense_layers * dense + c.moe_layers * moe
+import equipoise
+from equipoise.layers import MoE
+from equipoise.model import MODELS, DeepSeekMoE, count_parameters
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_counts_follow_from_the_sizes(name):
-    config = MODELS[name]
-    counted = count_parameters(config)
-    assert counted.total == by_hand(config, config.num_experts)
-    assert counted.active == by_hand(config, config.top_k)
+def make_cpu_balancer(num_experts, top_k):
+    """A balancer has few numbers but needs them: it checks its target loads."""
+    with torch.device("cpu"):
+        return equipoise.balancer("none", num_experts, top_k=top_k)
+
+
+def count_built(config):
+    """Total, active and embedding parameters of a model that is built but takes no memory."""
+    with torch.device("meta"):
+        model = DeepSeekMoE(config, balancer=make_cpu_balancer)
+    total = sum(each.numel() for each in model.parameters())
+    layers = [layer for layer in model.modules() if isinstance(layer, MoE)]
+    routed = sum(each.numel() for layer in layers for each in layer.experts.parameters())
+    idle = routed // config.num_experts * (config.num_experts - config.top_k)
+    return total, total - idle, model.embedding.weight.numel()
+
+
+CONFIGS = {
+    **MODELS,
+    "two dense layers": dataclasses.replace(MODELS["small"], dense_layers=2),
+    "no shared experts": dataclasses.replace(MODELS["tiny"], shared_experts=0, top_k=3),
+    "no experts": dataclasses.replace(MODELS["tiny"], moe_layers=0),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_formulas_count_what_is_built(name):
+    assert count_parameters(CONFIGS[name]) == count_built(CONFIGS[name])
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,14 @@ def test_the_twin_is_exact(seed, tokens, experts, top_k, levels, rate, rule):
     assert_same_path(FixedScores(scores, min(top_k, experts)), RULES[rule](rate), 40)
 
 
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_the_twin_breaks_ties_alike(rule):
+    """More experts equal the K-th than there are places, at every anchor."""
+    for seed in range(10):
+        scores = np.random.default_rng(seed).integers(0, 2, (30, 6)) / 2
+        assert_same_path(FixedScores(scores, 2), RULES[rule](0.125), 20)
+
+
 def test_the_twin_is_exact_over_many_anchors():
     rng = np.random.default_rng(0)
     scores = 1 / (1 + np.exp(-rng.normal(size=(600, 16)) - rng.normal(size=16)))

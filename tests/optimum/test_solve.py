@@ -363,3 +363,12 @@ def test_any_start_is_right_however_small_the_scores():
         scores = random.standard_normal((7, 8)) * 1e-300
         found = equipoise.solve(scores, 6, shift=random.standard_normal(8) * 1e9)
         assert found.value == pytest.approx(equipoise.solve(scores, 6).value, rel=1e-12)
+
+
+def test_a_warm_start_helps_in_every_unit():
+    """Scores are scaled to near one before the search, and the shift with them."""
+    scores = softmax_scores(8192, 16, seed=3) * 2.0**20
+    cold = equipoise.solve(scores, 3)
+    warm = equipoise.solve(scores, 3, shift=cold.shift)
+    assert warm.passes < 0.75 * cold.passes
+    assert warm.value == cold.value

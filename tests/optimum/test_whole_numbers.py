@@ -54,3 +54,13 @@ def test_choices_are_written_best_first_equals_by_index():
     tokens = np.array([0])
     write_choices(scores, tokens, 2.0**10, np.zeros(4, np.int64), chosen[:1], experts)
     assert experts.tolist() == [[1, 0, 2], [-1] * 3, [-1] * 3]
+
+
+def test_best_first_is_by_the_shifted_score():
+    scores = np.array([[0.25, 0.5, 0.375]])
+    experts = np.full((1, 3), -1)
+    shift = np.array([512, 0, -256])
+    write_choices(scores, np.array([0]), 2.0**10, shift, np.ones((1, 3), np.bool_), experts)
+    assert experts.tolist() == [[0, 1, 2]]
+    write_choices(scores, np.array([0]), 2.0**10, -shift, np.ones((1, 3), np.bool_), experts)
+    assert experts.tolist() == [[2, 1, 0]]

@@ -2,6 +2,7 @@
 scores.
 """
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,14 +12,14 @@ from equipoise import Groups, route
 NUM_EXPERTS = 12
 
 
-def slow_route(row, number, keep):
+def slow_route(row, number, keep, best=2):
     """The slow twin: allowed groups, and all allowed experts from best to worst."""
     size = len(row) // number
     members = [range(g * size, (g + 1) * size) for g in range(number)]
-    worth = [sum(sorted(row[e] for e in group)[-2:]) for group in members]
-    best = sorted(range(number), key=lambda g: -worth[g])[:keep]
-    order = sorted((e for g in best for e in members[g]), key=lambda e: -row[e])
-    return [g in best for g in range(number)], order
+    worth = [sum(sorted(row[e] for e in group)[-best:]) for group in members]
+    kept = sorted(range(number), key=lambda g: -worth[g])[:keep]
+    order = sorted((e for g in kept for e in members[g]), key=lambda e: -row[e])
+    return [g in kept for g in range(number)], order
 
 
 @st.composite
@@ -52,6 +53,20 @@ def test_groups_agree_with_slow_twin(case):
         else:
             assert routing.runner_up[token] == order[top_k]
             assert routing.margin[token] == row[order[top_k - 1]] - row[order[top_k]]
+
+
+def test_a_group_may_be_worth_its_best_or_its_best_three():
+    """DeepSeek-V2 takes the best expert of a group, Megatron as many as top_k / keep."""
+    shifted = torch.rand(64, NUM_EXPERTS, generator=torch.Generator().manual_seed(0))
+    allowed = {}
+    for best in (1, 2, 3, 9):
+        routing = route(torch.ones_like(shifted), 3, choose_by=shifted, groups=Groups(3, 2, best))
+        allowed[best] = routing.allowed
+        for token, row in enumerate(shifted.tolist()):
+            assert routing.allowed[token].tolist() == slow_route(row, 3, 2, best)[0]
+    assert not torch.equal(allowed[1], allowed[2])
+    with pytest.raises(ValueError, match="sum of its 0 highest"):
+        route(shifted, 3, groups=Groups(3, 2, 0))
 
 
 def test_negative_scores_stay_in_groups():
@@ -97,3 +112,27 @@ def test_groups_name_their_numbers():
     assert torch.equal(named.experts, plain.experts)
     assert plain.allowed.shape == (20, 6)
     assert route(scores, 2).allowed is None
+
+
+def slow_group_margin(row, number, keep):
+    """How far each group is from being dropped (kept ones) or kept (the others, negative)."""
+    size = len(row) // number
+    worth = [sum(sorted(row[g * size : (g + 1) * size])[-2:]) for g in range(number)]
+    order = sorted(worth, reverse=True)
+    first_left_out = order[keep] if keep < number else -torch.inf
+    return [w - (first_left_out if w >= order[keep - 1] else order[keep - 1]) for w in worth]
+
+
+@settings(deadline=None, max_examples=40)
+@given(grouped())
+def test_group_margins_agree_with_slow_twin(case):
+    rows, top_k, number, keep = case
+    shifted = torch.tensor(rows, dtype=torch.float32)
+    routing = route(torch.ones_like(shifted), top_k, choose_by=shifted, groups=(number, keep))
+    expected = [slow_group_margin(row, number, keep) for row in rows]
+    assert routing.group_margin.tolist() == expected
+
+
+def test_a_group_that_cannot_be_dropped_is_infinitely_far_from_it():
+    routing = route(torch.rand(3, 4), 1, groups=(2, 2))
+    assert routing.group_margin.tolist() == [[torch.inf] * 2] * 3

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise import idle_share, metrics
+from equipoise.routing import load_metrics
 
 NAMES = ["imbalance", "max_violation", "min_violation", "cv", "effective_experts", "dead_experts"]
 
@@ -22,7 +23,7 @@ def forwards(draw):
 
 
 def values(loads, target=None):
-    return {name: value.tolist() for name, value in metrics(loads, target).items()}
+    return metrics(loads, target)
 
 
 def test_hand_case_agrees():
@@ -57,12 +58,26 @@ def test_collapse_is_worst():
 
 def test_leading_dimensions_are_kept():
     loads = torch.randint(0, 9, (3, 2, 5), generator=torch.Generator().manual_seed(0))
-    found = metrics(loads)
+    found = load_metrics(loads)
     assert list(found) == NAMES
     for name, value in found.items():
         assert value.shape == (3, 2)
         assert value.dtype == torch.float64
         assert value[2, 1] == metrics(loads[2, 1])[name]
+
+
+def test_users_get_plain_numbers():
+    """Ready for a log, JSON or a comparison; and the same as those that stay on the device."""
+    loads = torch.tensor([5, 3, 0, 2])
+    found, tensors = metrics(loads, [2, 1, 1, 1]), load_metrics(loads, [2, 1, 1, 1])
+    assert list(found) == NAMES
+    assert all(type(value) is float for value in found.values())
+    assert found == {name: value.item() for name, value in tensors.items()}
+
+
+def test_many_loads_are_sent_elsewhere():
+    with pytest.raises(ValueError, match=r"not \(2, 3\): equipoise.routing.load_metrics"):
+        metrics([[1, 2, 3], [1, 2, 3]])
 
 
 def test_target_replaces_even_share():
@@ -82,7 +97,7 @@ def test_target_names_every_expert():
 
 
 def test_no_tokens_measure_zero():
-    found = values([[0, 0, 0], [4, 1, 1]])
+    found = {name: each.tolist() for name, each in load_metrics([[0, 0, 0], [4, 1, 1]]).items()}
     assert {name: value[0] for name, value in found.items()} == dict.fromkeys(NAMES, 0.0)
     assert [value[1] for value in found.values()] == list(values([4, 1, 1]).values())
 
@@ -91,7 +106,7 @@ def test_no_tokens_measure_zero():
 @given(forwards())
 def test_metrics_keep_bounds(loads):
     num_experts, some = loads.shape[1], loads.sum(1) > 0
-    found = {name: value[some] for name, value in metrics(loads).items()}
+    found = {name: value[some] for name, value in load_metrics(loads).items()}
     assert (found["max_violation"] >= 0).all()
     assert (found["max_violation"] <= num_experts - 1).all()
     assert (found["min_violation"] <= 0).all()
@@ -176,4 +191,27 @@ def test_loads_that_count_nothing_are_refused(load):
 def test_loads_that_cannot_be_looked_at_do_not_measure_zero(monkeypatch):
     module = importlib.import_module("equipoise.routing.metrics")
     monkeypatch.setattr(module, "is_readable", lambda _: False)
-    assert metrics(torch.tensor([1.0, torch.nan]))["imbalance"].isnan()
+    assert math.isnan(metrics(torch.tensor([1.0, torch.nan]))["imbalance"])
+
+
+def test_one_target_serves_all_leading_dimensions():
+    loads = torch.tensor([[2, 6], [6, 2]])
+    both = load_metrics(loads, target=[1, 3])
+    for row in range(2):
+        alone = load_metrics(loads[row], target=[1, 3])
+        assert {name: value[row] for name, value in both.items()} == alone
+    with pytest.raises(ValueError, match="target has shape \\(2, 2\\), but there are 2 experts"):
+        load_metrics(loads, target=[[1.0, 3.0], [1.0, 3.0]])
+
+
+def test_targets_keep_all_their_digits():
+    """As float32, 0.1 and 0.7 are not in the ratio of 1 to 7 to more than 8 digits."""
+    found = values([1, 2, 7], target=[0.1, 0.2, 0.7])
+    assert abs(found["imbalance"]) < 1e-14
+
+
+@pytest.mark.parametrize("target", [None, [1.0, 2.0, 1.0]])
+def test_measures_stay_on_the_device_of_the_loads(target):
+    """The meta device stands in for a GPU: a tensor of the CPU among them would be refused."""
+    found = load_metrics(torch.ones(2, 3, dtype=torch.int64, device="meta"), target)
+    assert {(value.device.type, tuple(value.shape)) for value in found.values()} == {("meta", (2,))}

@@ -112,6 +112,12 @@ def test_counts_travel_as_int32():
 
 
 @pytest.mark.usefixtures("group_of_one")
+def test_steps_of_a_long_training_fit():
+    """A step travels with its square, which of ten million would not fit an int32."""
+    assert reduce(tally([1], step=10**7)).step == 10**7
+
+
+@pytest.mark.usefixtures("group_of_one")
 def test_mixed_devices_are_refused():
     with pytest.raises(ValueError, match=r"on one device, not on \['cpu', 'meta'\]"):
         reduce([tally([1]), tally([1]).to("meta")])

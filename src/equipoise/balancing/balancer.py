@@ -14,6 +14,7 @@ are all safe. Only update() changes anything, and only the training loop calls i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sized
 from typing import Self
 
 import torch
@@ -39,6 +40,10 @@ class Balancer(Precise, ABC):
     """The base of all balancers. `steps` counts the updates made, and is saved with the state."""
 
     steps: Tensor
+    called: str = ""
+    """the method it was made by, where it was made by name"""
+    settings: Mapping[str, object] = {}
+    """the rate and the options that method was given"""
 
     @property
     def needs_runner_up(self) -> bool:
@@ -106,13 +111,17 @@ class Balancer(Precise, ABC):
         return route(
             scores,
             self.top_k,
-            choose_by=self.adjust(scores),
+            **self._choice_terms(scores),
             groups=groups,
             mask=mask,
             renormalize=renormalize,
             scale=scale,
             runner_up=self.needs_runner_up,
         )
+
+    def _choice_terms(self, scores: Tensor) -> dict[str, Tensor]:
+        """What `equipoise.route` is to choose by."""
+        return {"choose_by": self.adjust(scores)}
 
     def tally(self, scores: Tensor, routing: Routing) -> Tally:
         """What update() must know of this batch, in whole numbers that add up."""
@@ -126,6 +135,11 @@ class Balancer(Precise, ABC):
         return Tally(
             loads=loads, forwards=loads.unsqueeze(0), step=self.steps.to(loads.device, copy=True)
         )
+
+    def empty_tally(self) -> Tally:
+        """The tally of no tokens at all: of a layer that rests while others are counted."""
+        scores = torch.zeros(0, self.num_experts, device=self.steps.device)
+        return self.tally(scores, route(scores, self.top_k, runner_up=True))
 
     def penalty(
         self,
@@ -223,3 +237,34 @@ class Balancer(Precise, ABC):
 
     def extra_repr(self) -> str:
         return f"num_experts={self.num_experts}, top_k={self.top_k}"
+
+    def __repr__(self) -> str:
+        """One line: the method's name and rate, or what a balancer of one's own is made of."""
+        words = [self.extra_repr()]
+        if self.called:
+            words += [f"{name}={_short_repr(value)}" for name, value in self.settings.items()]
+            # a penalty's own coefficient stands there already
+            carried = () if "coefficient" in self.settings else self.penalties
+            words += [f"carries {_one_line(each)}" for each in carried]
+        else:
+            inner = [each for name, each in self.named_children() if name not in _UNSHOWN]
+            words += [_one_line(each) for each in inner if not isinstance(each, nn.ModuleList)]
+            lists = [each for each in inner if isinstance(each, nn.ModuleList)]
+            words += [_one_line(part) for each in lists for part in each]
+        return f"{self.called or type(self).__name__}({', '.join(words)})"
+
+
+_UNSHOWN = ("target", "settling")
+"""parts that every balancer of its kind has, and that say nothing of the method"""
+
+
+def _short_repr(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, str | int | bool | None):
+        return repr(value)
+    return f"<{len(value)} values>" if isinstance(value, Sized) else type(value).__name__
+
+
+def _one_line(module: nn.Module) -> str:
+    return " ".join(repr(module).split())

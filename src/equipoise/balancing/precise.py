@@ -45,6 +45,16 @@ class Precise(nn.Module):
         """What a buffer of this name began as, on the CPU."""
         return self._first_values[name].clone()
 
+    def restore_first_values(self, device: torch.device | str) -> None:
+        """Begin again, with all modules inside, on this device.
+
+        For frameworks that give a model fresh memory, and then initialize it.
+        """
+        for module in self.modules():
+            if isinstance(module, Precise):
+                for name, value in module._first_values.items():
+                    module._buffers[name] = value.to(device, copy=True)
+
     def upgrade_state(self, state_dict: dict[str, Tensor], prefix: str) -> None:
         """Change a state that an older release saved, in place, to what this one saves."""
 

@@ -13,16 +13,17 @@ from equipoise.balancing.batch.base import Base
 from equipoise.balancing.batch.bip import BIP
 from equipoise.balancing.batch.expert_choice import ExpertChoice
 from equipoise.balancing.batch.sinkhorn import Sinkhorn
+from equipoise.balancing.batch.truncated_auction import TruncatedAuction
 from equipoise.balancing.penalties import AuxiliaryLoss, ZLoss
 from equipoise.balancing.shift import step_sizes
 from equipoise.balancing.shift.curvature import CurvatureMove
 from equipoise.balancing.shift.directions import LoadGap
 from equipoise.balancing.shift.dual import Dual
-from equipoise.balancing.shift.geometry import hypentropy
+from equipoise.balancing.shift.geometry import hypentropy, price_simplex
 from equipoise.balancing.shift.parts import EMA, AdaGrad, Center, Scale, Sign, Tanh
 from equipoise.balancing.shift.quantile import QuantileMove
 from equipoise.balancing.spec import method
-from equipoise.balancing.target import Weights
+from equipoise.balancing.target import Target, Weights
 
 
 @method(kind="shift", needs="loads", arena_default=True)
@@ -156,6 +157,31 @@ def mirror(
     )
 
 
+@method(kind="shift", needs="loads", rate="update_rate", rates_to_try=(1e-2, 1e-1, 1.0))
+def regularized(
+    num_experts: int,
+    top_k: int,
+    *,
+    update_rate: float = 0.1,
+    weight: float = 1.0,
+    target: Weights = None,
+) -> Dual:
+    """q *= exp(-u v), then q to its mean weight/K; p = weight/K - q. Balseiro et al. 2021.
+
+    Regularised allocation: it maximises the scores less `weight` times the greatest relative load,
+    so that loads are even only where `weight` pays for it.
+    """
+    shares = Target(num_experts, top_k, target).shares
+    return Dual(
+        num_experts,
+        top_k,
+        LoadGap("relative"),
+        [Scale(update_rate)],
+        geometry=price_simplex(weight / top_k, shares),
+        target=target,
+    )
+
+
 @method(
     kind="shift",
     needs="loads",
@@ -239,6 +265,15 @@ def base(
     Sees later tokens in training; greedy otherwise.
     """
     return Base(num_experts, top_k, tolerance=tolerance, target=target)
+
+
+@method(kind="batch solver", needs="scores")
+def auction(num_experts: int, top_k: int, *, rounds: int = 100, target: Weights = None) -> Balancer:
+    """No shift: the truncated auction of the BASE layers (Bertsekas 1992, Lewis et al. 2021).
+
+    Sees later tokens in training; greedy otherwise.
+    """
+    return TruncatedAuction(num_experts, top_k, rounds=rounds, target=target)
 
 
 @method(kind="batch solver", needs="scores")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
@@ -101,7 +101,18 @@ class MethodSpec:
                     f"{self.name} has no option {option!r}{did_you_mean(option, self.options)}: it "
                     f"takes {', '.join(self.options)}"
                 )
-        return self.constructor(num_experts, top_k, **options)
+        made = self.constructor(num_experts, top_k, **options)
+        made.called = self.name
+        made.settings = self._shown_settings(options)
+        return made
+
+    def _shown_settings(self, options: Mapping[str, object]) -> dict[str, object]:
+        """What a balancer's repr shows: its rate, given or not, and the other options given."""
+        shown = dict(options)
+        if self.rate is not None:
+            default = inspect.signature(self.constructor).parameters[self.rate].default
+            shown = {self.rate: options.get(self.rate, default)} | shown
+        return shown
 
 
 Constructor = TypeVar("Constructor", bound="Callable[..., Balancer]")

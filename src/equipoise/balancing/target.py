@@ -33,8 +33,14 @@ class Target(Precise):
         _check_weights(chosen, num_experts, top_k)
         self.top_k = top_k
         self.whole = float(chosen.sum())
+        self._shares = tuple((chosen / self.whole).tolist())
         # not saved: a target is what the user asks for, not what was learnt
         self.keep_buffer("weights", chosen, (num_experts,), dtype=torch.float64, persistent=False)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Each expert's share of all choices."""
+        return self._shares
 
     def loads(self, total: Tensor) -> Tensor:
         """(E,) float64: the loads that `total` choices should give."""

@@ -24,6 +24,8 @@ from equipoise.optimum.solve import solve
 
 TIE_SHARE = 0.05
 """share of the tokens that are called nearly tied, where no reach is given"""
+WIDER_SHARES = (0.1, 0.2, 0.4, 0.8)
+"""tried in turn where those leave an expert without a tie"""
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,20 @@ class EmpiricalDual:
         return shift - shift.mean()
 
     def convexity_modulus(self, shift: Floats) -> float:
-        """T lambda_2 of the estimated boundary weights; 0 where many tokens are tied exactly."""
+        """T lambda_2 of the estimated boundary weights; 0 where many tokens are tied exactly.
+
+        Few tokens hesitate about a rare expert, and none may be among those nearly tied: then more
+        are called so, until all experts are joined.
+        """
         pairs = BoundaryPairs.of(self.scores + shift, self.top_k)
-        if pairs.usual_reach <= 0:
-            return 0.0
-        weight = pairs.weight(self.num_experts, pairs.usual_reach)
-        return self.num_tokens * float(np.linalg.eigvalsh(laplacian(weight))[1])
+        for share in (TIE_SHARE, *WIDER_SHARES):
+            reach = float(np.quantile(pairs.margins, share))
+            if reach <= 0:
+                return 0.0
+            eigenvalues = np.linalg.eigvalsh(laplacian(pairs.weight(self.num_experts, reach)))
+            if eigenvalues[1] > 1e-9 * eigenvalues[-1]:
+                return self.num_tokens * float(eigenvalues[1])
+        return 0.0
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from equipoise.routing import score_function
-
 GPT2_VOCABULARY = 50_257
 
 
@@ -66,7 +64,11 @@ class ModelConfig:
             self.top_k <= self.num_experts,
             f"top_k = {self.top_k} of num_experts = {self.num_experts} is impossible",
         )
-        score_function(self.score)  # raises if there is none of that name
+        if self.score != "softmax":
+            # a name that may be wrong; the default is not, and sizes alone need no torch
+            from equipoise.routing import score_function
+
+            score_function(self.score)
 
     @property
     def dense_size(self) -> int:

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from equipoise.optimum.shortest_paths import nearest_sink
 from equipoise.optimum.whole_numbers import UNREACHABLE, exact_kernel, in_units
 from equipoise.storage.arrays import Array
 
@@ -101,51 +102,51 @@ def _without_top(moves: Moves, top: int) -> int:
 
 
 @exact_kernel
+def _shift_row(row: Array, scale: float, shift: Array, shifted: Array) -> None:
+    """One token's shifted scores in units."""
+    for k in range(len(row)):
+        shifted[k] = in_units(row[k], scale) + shift[k]
+
+
+@exact_kernel
+def _find_movable(
+    shifted: Array, chosen: Array, reach: int, inside: Array, outside: Array
+) -> tuple[int, int]:
+    """The experts that take part in a token's moves of at most `reach`: those it may leave into
+    `inside`, those it may go to into `outside`; and how many there are of each.
+    """
+    worst_in, best_out = UNREACHABLE, -UNREACHABLE
+    for k in range(len(shifted)):
+        if chosen[k]:
+            worst_in = min(worst_in, shifted[k])
+        else:
+            best_out = max(best_out, shifted[k])
+    leaving, joining = 0, 0
+    for k in range(len(shifted)):
+        if chosen[k]:
+            if shifted[k] - best_out <= reach:
+                inside[leaving] = k
+                leaving += 1
+        elif worst_in - shifted[k] <= reach:
+            outside[joining] = k
+            joining += 1
+    return leaving, joining
+
+
+@exact_kernel
 def _count_moves(
     scores: Array, tokens: Array, scale: float, shift: Array, chosen: Array, reach: int
 ) -> int:
     E = scores.shape[1]
     count = 0
-    shifted = np.empty(E, np.int64)
+    shifted, inside, outside = np.empty(E, np.int64), np.empty(E, np.int64), np.empty(E, np.int64)
     for row in range(len(tokens)):
-        for k in range(E):
-            shifted[k] = in_units(scores[tokens[row], k], scale) + shift[k]
-        for k in range(E):
-            if chosen[row, k]:
-                for l in range(E):
-                    count += not chosen[row, l] and shifted[k] - shifted[l] <= reach
+        _shift_row(scores[tokens[row]], scale, shift, shifted)
+        leaving, joining = _find_movable(shifted, chosen[row], reach, inside, outside)
+        for k in inside[:leaving]:
+            for l in outside[:joining]:
+                count += shifted[k] - shifted[l] <= reach
     return count
-
-
-@exact_kernel
-def _nearest_sink(
-    cheapest: Array, shift: Array, excess: Array, distance: Array, before: Array, settled: Array
-) -> int:
-    """Dijkstra from all nodes with too many to the nearest with too few; -1 if there is none."""
-    V = len(shift)
-    for v in range(V):
-        distance[v] = 0 if excess[v] > 0 else UNREACHABLE
-        before[v] = -1
-        settled[v] = False
-    while True:
-        here = -1
-        for v in range(V):
-            if (
-                not settled[v]
-                and distance[v] < UNREACHABLE
-                and (here < 0 or distance[v] < distance[here])
-            ):
-                here = v
-        if here < 0 or excess[here] < 0:
-            return here
-        settled[here] = True
-        base = distance[here] + shift[here]
-        for v in range(V):
-            if not settled[v] and cheapest[here, v] < UNREACHABLE:
-                length = base + cheapest[here, v] - shift[v]
-                if length < distance[v]:
-                    distance[v] = length
-                    before[v] = here
 
 
 @exact_kernel
@@ -160,49 +161,60 @@ def _push_all_moves(
 ) -> None:
     """Every move that costs at most `reach`."""
     E = scores.shape[1]
-    mine = np.empty(E, np.int64)
+    shifted, inside, outside = np.empty(E, np.int64), np.empty(E, np.int64), np.empty(E, np.int64)
     for row in range(len(tokens)):
-        for k in range(E):
-            mine[k] = in_units(scores[tokens[row], k], scale)
-        for k in range(E):
-            if chosen[row, k]:
-                for l in range(E):
-                    key = mine[k] - mine[l]
-                    if not chosen[row, l] and key + shift[k] - shift[l] <= reach:
-                        _push_move(moves, k, l, key, row)
+        _shift_row(scores[tokens[row]], scale, shift, shifted)
+        leaving, joining = _find_movable(shifted, chosen[row], reach, inside, outside)
+        for k in inside[:leaving]:
+            for l in outside[:joining]:
+                cost = shifted[k] - shifted[l]
+                if cost <= reach:
+                    _push_move(moves, k, l, cost - shift[k] + shift[l], row)
 
 
 @exact_kernel
 def _push_after_move(
-    moves: Moves, mine: Array, chosen: Array, row: int, k: int, l: int, first: Array, reach: int
+    moves: Moves, shifted: Array, chosen: Array, row: int, k: int, l: int, first: Array, reach: int
 ) -> None:
     """The token of this row has just gone from k to l. Push the moves that this allows: from l to
-    any expert, and from any expert back into k.
+    any expert, and from any expert back into k. `shifted`: its scores + `first`.
     """
-    for m in range(len(mine)):
-        if m == k or not chosen[row, m]:
+    for m in range(len(shifted)):
+        if m == k or not chosen[m]:
             source, sink = l, m
         elif m != l:
             source, sink = m, k
         else:
             continue
-        key = mine[source] - mine[sink]
-        if key + first[source] - first[sink] <= reach:
-            _push_move(moves, source, sink, key, row)
+        cost = shifted[source] - shifted[sink]
+        if cost <= reach:
+            _push_move(moves, source, sink, cost - first[source] + first[sink], row)
 
 
 @exact_kernel
-def _refresh_arc(moves: Moves, chosen: Array, row: int, source: int, sink: int) -> None:
-    """If this token was the cheapest of the arc, find the next token that can make the move."""
+def _refresh_arc(moves: Moves, chosen: Array, source: int, sink: int) -> None:
+    """The cheapest move of the arc can no longer be made: find the next that can."""
     top = moves.top[source, sink]
-    if top < 0 or moves.mover[top] != row:
-        return
     while top >= 0 and not (
         chosen[moves.mover[top], source] and not chosen[moves.mover[top], sink]
     ):
         top = _without_top(moves, top)
     moves.top[source, sink] = top
     moves.cheapest[source, sink] = moves.key[top] if top >= 0 else UNREACHABLE
+
+
+@exact_kernel
+def _refresh_after_move(moves: Moves, chosen: Array, row: int, k: int, l: int) -> None:
+    """The token of this row has just gone from k to l, and was perhaps the cheapest of arcs out of
+    k or into l.
+    """
+    # looked up here and not arc by arc: numba counts references at every call with a tuple
+    top, mover, mine = moves.top, moves.mover, chosen[row]
+    for m in range(len(mine)):
+        source, sink = (m, l) if mine[m] else (k, m)
+        if top[source, sink] >= 0 and mover[top[source, sink]] == row:
+            _refresh_arc(moves, chosen, source, sink)
+    _refresh_arc(moves, chosen, k, l)
 
 
 @exact_kernel
@@ -245,13 +257,10 @@ def _move_token(
         return
     row = moves.mover[moves.top[k, l]]
     chosen[row, k], chosen[row, l] = False, True
-    mine = np.empty(E, np.int64)
-    for m in range(E):
-        mine[m] = in_units(given.scores[given.tokens[row], m], given.scale)
-    _push_after_move(moves, mine, chosen, row, k, l, given.first, given.reach)
-    for m in range(E):
-        _refresh_arc(moves, chosen, row, k, m)
-        _refresh_arc(moves, chosen, row, m, l)
+    shifted = np.empty(E, np.int64)
+    _shift_row(given.scores[given.tokens[row]], given.scale, given.first, shifted)
+    _push_after_move(moves, shifted, chosen[row], row, k, l, given.first, given.reach)
+    _refresh_after_move(moves, chosen, row, k, l)
 
 
 @exact_kernel
@@ -318,17 +327,16 @@ def move_along_chains(
     given = SearchInput(scores, tokens, scale, shift.copy(), reach, lower, upper)
     moves = _all_moves(given, shift, chosen, accepted)
     distance, before = np.empty(E + 1, np.int64), np.empty(E + 1, np.int64)
-    settled = np.empty(E + 1, np.bool_)
+    settled = np.empty(E + 1, np.int64)
     while excess.max() > 0:
-        end = _nearest_sink(moves.cheapest, shift, excess, distance, before, settled)
+        end = nearest_sink(moves.cheapest, shift, excess, distance, before, settled)
         changed = shift - given.first
         if end < 0 or distance[end] > reach - (changed.max() - changed.min()):
             return WIDER
         length = distance[end]
         for v in range(E + 1):
-            if settled[v]:
-                # distances cut off at the length, less the length
-                shift[v] += distance[v] - length
+            # distances cut off at the length, less the length
+            shift[v] += min(distance[v] - length, 0)
         start = end
         while before[start] >= 0:
             start = before[start]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.optimum.problem import Problem, readable_shift
-from equipoise.optimum.solve import Solution, solve
+from equipoise.optimum.solve import Solution, load_range, solve
 from equipoise.optimum.sums import value_and_best
 from equipoise.optimum.topk import choice_under
 from equipoise.storage.arrays import Array
@@ -37,6 +37,14 @@ class Evaluation:
     max_violation: float
     """greatest load / target - 1"""
     optimum: Solution
+
+    def __repr__(self) -> str:
+        """One line: arrays of a million tokens are not for reading."""
+        return (
+            f"Evaluation(imbalance={self.imbalance:.4g}, max_violation={self.max_violation:.4g}, "
+            f"given_up={self.given_up:.3g}, dual_gap={self.dual_gap:.3g}, "
+            f"loads={load_range(self.loads)})"
+        )
 
     @property
     def given_up(self) -> float:

@@ -182,14 +182,16 @@ def _first_reach(margin: Array, wanted: int) -> float:
 
 
 def _wider_reach(reach: float, margin: Array, wanted: int, largest: float) -> float:
-    """At least four times as far, and so far that about `wanted` tokens are near.
+    """At least four times as far, and so far that about `wanted` tokens are near, or half of all.
 
     The margins say what is far: scores may differ by a trillionth of their size, and a step in
-    units of their size would make every token's every move near. Where all margins are 0 they say
-    nothing.
+    units of their size would make every token's every move near. So would the margins of the last
+    few tokens, which may be many times the others'. Where all margins are 0 they say nothing.
     """
-    place = min(wanted, len(margin) - 1)
-    return max(4 * reach, float(np.partition(margin, place)[place])) or 1e-6 * largest
+    last = min(wanted, len(margin) - 1)
+    half = min(wanted, len(margin) // 2)
+    ranked = np.partition(margin, (half, last))
+    return max(4 * reach, float(ranked[half] or ranked[last])) or 1e-6 * largest
 
 
 def _reach_in_units(reach: float, scale: float) -> int:

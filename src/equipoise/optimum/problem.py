@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.optimum.sums import largest_size
-from equipoise.optimum.threads import run_in_parts
+from equipoise.selection.threads import run_in_parts
 from equipoise.storage.arrays import Array
 
 _LARGEST_SUMMED = 1e290

@@ -28,7 +28,7 @@ from equipoise.optimum.exact import ExactState, chain_seconds, exact_state, fini
 from equipoise.optimum.newton import Descent, Region, descend_dual
 from equipoise.optimum.problem import Problem, readable_shift
 from equipoise.optimum.sums import value_and_best
-from equipoise.optimum.topk import EVERY_TOKEN, boundary_under, choice_under
+from equipoise.optimum.topk import EVERY_TOKEN, MANY_EXPERTS, boundary_under, choice_under
 from equipoise.optimum.whole_numbers import units_in_one, write_choices
 from equipoise.storage.arrays import Array
 
@@ -58,12 +58,25 @@ class Solution:
     rounding_bound: float
     """what float64 may make of a gap of 0"""
     seconds: float
+    """spent solving, without `loading_seconds`"""
     passes: float
     """over all the scores; a look at half the tokens is half a pass"""
     top_k: int
     lower: Array
     upper: Array
     """(E,) the loads that were allowed"""
+    loading_seconds: float = 0.0
+    """spent loading compiled kernels, or compiling them where this machine has not yet; 0 but for
+    the first solution of a process
+    """
+
+    def __repr__(self) -> str:
+        """One line: arrays of a million tokens are not for reading."""
+        (T, K), E = self.experts.shape, len(self.loads)
+        return (
+            f"Solution(tokens={T}, experts={E}, top_k={K}, loads={load_range(self.loads)}, "
+            f"value={self.value:.9g}, gap={self.gap:.2g}, seconds={self.seconds:.3g})"
+        )
 
     @property
     def gap(self) -> float:
@@ -106,11 +119,13 @@ def solve(
         >>> equipoise.solve(scores, top_k=2).loads.tolist()
         [250, 250, 250, 250, 250, 250, 250, 250]
     """
-    begin = time.perf_counter()
+    report = progress or (lambda line: None)
     problem = Problem.of(scores, top_k, target)
     start = None if shift is None else readable_shift(shift, problem.num_experts)
+    loading_seconds = _load_kernels(problem.scores.dtype, report)
+    begin = time.perf_counter()
     scaled, exponent = problem.near_one()
-    search = _Search(scaled, progress or (lambda line: None))
+    search = _Search(scaled, report)
     experts, found = search.run(
         start if start is None else np.ldexp(_clip_shift(start, 4 * problem.largest), -exponent)
     )
@@ -128,7 +143,40 @@ def solve(
         top_k=problem.top_k,
         lower=problem.lower,
         upper=problem.upper,
+        loading_seconds=loading_seconds,
     )
+
+
+def load_range(loads: Array) -> str:
+    """Loads in a word: "500", or "499..501" where they differ."""
+    least, greatest = int(loads.min()), int(loads.max())
+    return f"{least}" if least == greatest else f"{least}..{greatest}"
+
+
+_loaded: set[str] = set()
+"""the types of scores whose kernels this process has loaded"""
+
+
+def _load_kernels(dtype: np.dtype[Any], report: ReportLine) -> float:
+    """Load all kernels by solving a small problem of the same type, once; the seconds it took.
+
+    A kernel is loaded, or compiled, where it is first called: else that would be in the time of
+    whatever is solved first, which it can exceed a hundred times.
+    """
+    if dtype.name in _loaded:
+        return 0.0
+    report("loading kernels")
+    begin = time.perf_counter()
+    rng = np.random.default_rng(0)
+    # as many tokens as it takes for a sample, and experts that are not equally liked
+    scores = rng.random((4 * _SAMPLES[0], 8)) * np.linspace(1, 2, 8)
+    problem = Problem.of(scores.astype(dtype), 2, None)
+    scaled, _ = problem.near_one()
+    experts, shift = _Search(scaled, lambda line: None).run(None)
+    value_and_best(problem.scores, shift, experts)
+    boundary_under(np.zeros((1, MANY_EXPERTS), dtype), np.zeros(MANY_EXPERTS), 1)
+    _loaded.add(dtype.name)
+    return time.perf_counter() - begin
 
 
 class _Search:

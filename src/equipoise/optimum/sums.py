@@ -7,7 +7,7 @@ import math
 import numba
 import numpy as np
 
-from equipoise.optimum.threads import run_in_parts
+from equipoise.selection.threads import run_in_parts
 from equipoise.storage.arrays import Array
 
 # no fastmath: reordering a sum, or assuming that there is no NaN, would spoil the proof

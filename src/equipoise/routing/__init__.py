@@ -1,7 +1,7 @@
 """From scores to chosen experts, and what is counted on the way."""
 
 from equipoise.routing.checks import check_scores
-from equipoise.routing.metrics import idle_share, metrics
+from equipoise.routing.metrics import idle_share, load_metrics, metrics
 from equipoise.routing.reduce import reduce
 from equipoise.routing.route import Groups, Routing, route
 from equipoise.routing.score_functions import score_function
@@ -13,6 +13,7 @@ __all__ = [
     "Tally",
     "check_scores",
     "idle_share",
+    "load_metrics",
     "metrics",
     "reduce",
     "route",

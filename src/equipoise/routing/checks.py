@@ -16,6 +16,7 @@ The check costs one sum: a sum is not finite if a term is not. Only then is the 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from types import TracebackType
@@ -83,7 +84,8 @@ def scores_are_checked(scores: Tensor) -> bool:
 
 def require_finite(values: Tensor, name: str) -> None:
     """Refuse NaN and infinities, with their count and the first place."""
-    if torch.isfinite(values.sum()):
+    # as a number of Python's: three operations on a tensor of one cost more than the sum
+    if math.isfinite(float(values.sum())):
         return
     bad = ~torch.isfinite(values)
     if not bad.any():
@@ -104,16 +106,16 @@ def require_nonnegative(gates: Tensor) -> None:
         )
 
 
-def require_choosable(
-    values: Tensor, open_to_choice: Tensor, first: Tensor, kth: Tensor, top_k: int
-) -> None:
+def require_choosable(ranked: Callable[[], Tensor], first: Tensor, kth: Tensor, top_k: int) -> None:
     """Refuse what cannot be ranked. -inf is allowed in `choose_by`: it forbids an expert to a
     token.
 
-    top-K puts NaN and +inf first, so that looking at each token's first choice (T,) is enough.
+    NaN and +inf come first, so that looking at each token's first choice (T,) is enough; what was
+    ranked (T, E) is asked for only where something is wrong.
     """
-    total = first.sum()
-    if torch.isnan(total) or total == torch.inf:
+    total = float(first.sum())
+    if math.isnan(total) or total == math.inf:
+        values = ranked()
         bad = torch.isnan(values) | (values == torch.inf)
         if bad.any():
             raise ValueError(
@@ -121,12 +123,12 @@ def require_choosable(
                 f"{_first_place(bad)}. Since the scores are finite, look at the shift that was "
                 "added to them"
             )
-    if kth.sum() == -torch.inf:
+    if float(kth.sum()) == -math.inf:
         starved = kth == -torch.inf
         if not starved.any():
             return  # all finite: only their sum overflowed
         token = int(starved.nonzero()[0])
-        left = int((open_to_choice[token] > -torch.inf).sum())
+        left = int((ranked()[token] > -torch.inf).sum())
         raise ValueError(
             f"token {token} may choose only {left} experts (the others are -inf), but top_k is "
             f"{top_k}"

@@ -13,11 +13,12 @@ from equipoise.routing.checks import is_readable
 
 def metrics(
     loads: Tensor | Sequence[int], target: Tensor | Sequence[float] | None = None
-) -> dict[str, Tensor]:
-    """The imbalance of loads (..., E), as float64 tensors of the leading shape.
+) -> dict[str, float]:
+    """The imbalance of loads (E,), as numbers. For many loads at once, or without making a GPU
+    wait, there is `equipoise.routing.load_metrics`.
 
-    Nothing here makes a GPU wait. With r_k = load_k / target_k, where target_k is the even share
-    unless weights are given in `target`:
+    With r_k = load_k / target_k, where target_k is the even share unless weights are given in
+    `target`:
 
         imbalance          mean |r_k - 1|            the paper's overall imbalance
         max_violation      max r_k - 1               DeepSeek's MaxVio: 0 perfect, E/K - 1 the worst
@@ -27,6 +28,27 @@ def metrics(
         dead_experts       how many received nothing
 
     Where no token was counted there is nothing to measure: every value is 0.
+
+    Example:
+        >>> metrics([4, 2, 2, 0])["imbalance"]
+        0.5
+    """
+    loads = torch.as_tensor(loads)
+    if loads.dim() != 1:
+        raise ValueError(
+            f"metrics takes the loads of one layer, (experts,), not {tuple(loads.shape)}: "
+            "equipoise.routing.load_metrics takes many at once, and returns tensors"
+        )
+    found = load_metrics(loads, target)
+    # one transfer for all of them
+    return dict(zip(found, torch.stack([*found.values()]).tolist(), strict=True))
+
+
+def load_metrics(
+    loads: Tensor | Sequence[Any], target: Tensor | Sequence[float] | None = None
+) -> dict[str, Tensor]:
+    """`metrics` of loads (..., E), as float64 tensors of the leading shape, on the device of the
+    loads. Nothing here makes a GPU wait.
     """
     loads = _checked_loads(loads)
     relative = _relative_loads(loads, target)

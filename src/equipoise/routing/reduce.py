@@ -69,6 +69,16 @@ def reduce(
     )
 
 
+def reduce_across_devices(
+    tallies: Mapping[str, Tally], group: dist.ProcessGroup | None = None
+) -> dict[str, Tally]:
+    """`reduce` for a model that is spread over several devices: one collective needs one device."""
+    if len({tally.loads.device for tally in tallies.values()}) > 1:
+        first = next(iter(tallies.values())).loads.device
+        tallies = {name: tally.to(first) for name, tally in tallies.items()}
+    return reduce(tallies, group)
+
+
 def _all_reduce(flats: list[Tensor], group: dist.ProcessGroup | None) -> list[Tensor]:
     """Flat counts of all layers, summed over the ranks in one message."""
     devices = {flat.device for flat in flats}

@@ -10,10 +10,9 @@ cannot count a token twice.
 
 Shapes: T tokens, E experts, K choices, G groups.
 
-Ties. Which of two equal shifted scores wins is torch.topk's choice. On the CPU it depends on the
-token's own row and nothing else: the same row gives the same experts in every run and in every
-batch (tested). Which one wins is not specified, and another device or torch release may choose
-otherwise.
+Ties. Of equal shifted scores the lowest expert comes first, and of equal groups the lowest group,
+on every device and by every back end (kernels/), as in the exact optimum. torch.topk promises
+nothing there.
 """
 
 from __future__ import annotations
@@ -30,16 +29,19 @@ from equipoise.routing.checks import (
     require_tensor,
     scores_are_checked,
 )
+from equipoise.routing.kernels.operators import rank_experts
+from equipoise.routing.kernels.reference import add_shift
 
 
 class Groups(NamedTuple):
     """Group-limited routing: experts lie in `number` equal groups, and a token may use only `keep`.
 
-    They are its best ones.
+    They are its best ones: a group is worth the sum of its `best` highest experts (DeepSeek-V3: 2).
     """
 
     number: int
     keep: int
+    best: int = 2
 
 
 class Routing(NamedTuple):
@@ -79,6 +81,7 @@ def route(
     scores: Tensor,
     top_k: int,
     *,
+    shift: Tensor | None = None,
     choose_by: Tensor | None = None,
     groups: Groups | tuple[int, int] | None = None,
     mask: Tensor | None = None,
@@ -86,44 +89,43 @@ def route(
     scale: float = 1.0,
     runner_up: bool = True,
 ) -> Routing:
-    """Send each token to the `top_k` experts with the highest `choose_by`; gates come from
-    `scores`.
+    """Send each token to the `top_k` experts with the highest `scores` + `shift`, or the highest
+    `choose_by`; gates come from `scores`.
 
     Args:
         scores: (..., E) the affinity of each token to each expert. Leading dimensions are flattened
             to T tokens.
         top_k: K, the experts each token takes.
-        choose_by: (..., E) what to rank by, usually `balancer.adjust(scores)`; `scores` themselves
-            by default. -inf forbids.
+        shift: (E,) what is added to the scores before the choice, at least in float32.
+        choose_by: (..., E) what to rank by in place of scores + shift. -inf forbids.
         groups: (number, keep), as in DeepSeek-V3: a group is worth the sum of its two highest
-            `choose_by`; the others are masked with -inf.
+            `choose_by` (or of another number, `Groups.best`); the others are masked with -inf.
         mask: (...) bool, **True where a token is padding**. Padding is routed, but counted nowhere.
             Its scores must be finite all the same: a NaN gate would spread.
         renormalize: divide a token's gates by their sum.
         scale: multiply the gates (DeepSeek's routed_scaling_factor).
-        runner_up: also find the (K+1)-th choice and its margin, which some balancers need. On the
-            CPU a top-(K+1) takes 7% longer than a top-K; `balancer.route` asks for it only where it
-            is needed.
+        runner_up: also find the (K+1)-th choice and its margin, which some balancers need.
 
     Example:
         >>> scores = torch.tensor([[0.5, 0.3, 0.2], [0.6, 0.3, 0.1]])
-        >>> route(scores, 1, choose_by=scores + torch.tensor([-0.25, 0.0, 0.0])).experts.tolist()
+        >>> route(scores, 1, shift=torch.tensor([-0.25, 0.0, 0.0])).experts.tolist()
         [[1], [0]]
     """
     groups = None if groups is None else Groups(*groups)
-    check_shapes(scores, top_k, choose_by, groups, mask)
+    check_shapes(scores, top_k, choose_by, groups, mask, shift)
     scores = scores.flatten(0, -2)
     mask = None if mask is None else mask.flatten()
     ranked = (scores if choose_by is None else choose_by.flatten(0, -2)).detach()
-    open_to_choice, allowed, group_margin = (
-        (ranked, None, None) if groups is None else _limit_to_groups(ranked, groups)
-    )
+    limits = None
+    if groups is not None:
+        limits = _limit_to_groups(add_shift(ranked, shift), groups)
+        ranked, shift = limits.open_to_choice, None
 
-    choice = _rank_choices(open_to_choice, top_k, runner_up)
+    choice = _rank_choices(ranked, shift, mask, top_k, runner_up)
     experts = choice.experts
     if scores_are_checked(scores):
         require_finite(scores.detach(), "scores")
-        require_choosable(ranked, open_to_choice, choice.first, choice.kth, top_k)
+        require_choosable(lambda: add_shift(ranked, shift), choice.first, choice.kth, top_k)
     gates = scores.gather(1, experts)
     if renormalize:
         if scores_are_checked(scores):
@@ -133,9 +135,15 @@ def route(
         gates = gates / gates.sum(-1, keepdim=True).clamp_min(torch.finfo(gates.dtype).tiny)
     if scale != 1.0:
         gates = gates * scale
-    loads = count_loads(experts, scores.shape[1], mask)
     return Routing(
-        experts, gates, loads, choice.runner_up, choice.margin, mask, allowed, group_margin
+        experts,
+        gates,
+        choice.loads,
+        choice.runner_up,
+        choice.margin,
+        mask,
+        None if limits is None else limits.allowed,
+        None if limits is None else limits.margin,
     )
 
 
@@ -143,6 +151,7 @@ class _Choice(NamedTuple):
     """What one top-K found."""
 
     experts: Tensor
+    loads: Tensor
     first: Tensor
     """(T,): the highest value"""
     kth: Tensor
@@ -151,27 +160,38 @@ class _Choice(NamedTuple):
     margin: Tensor | None
 
 
-def _rank_choices(ranked: Tensor, top_k: int, runner_up: bool) -> _Choice:
+def _rank_choices(
+    ranked: Tensor, shift: Tensor | None, mask: Tensor | None, top_k: int, runner_up: bool
+) -> _Choice:
     """One top-K, or one top-(K+1) where the runner-up is wanted."""
-    num_experts = ranked.shape[1]
-    values, order = ranked.topk(min(top_k + runner_up, num_experts), dim=1)
+    wanted = min(top_k + runner_up, ranked.shape[1])
+    values, order, loads = rank_experts(ranked, shift, mask, top_k, wanted)
     first, kth = values[:, 0], values[:, top_k - 1]
     if not runner_up:
-        return _Choice(order, first, kth, None, None)
+        return _Choice(order, loads, first, kth, None, None)
     # all are chosen: there is no runner-up
-    if top_k == num_experts:
-        return _Choice(order, first, kth, order[:, -1], torch.full_like(kth, torch.inf))
-    return _Choice(order[:, :top_k], first, kth, order[:, top_k], kth - values[:, top_k])
+    if wanted == top_k:
+        return _Choice(order, loads, first, kth, order[:, -1], torch.full_like(kth, torch.inf))
+    return _Choice(order[:, :top_k], loads, first, kth, order[:, top_k], kth - values[:, top_k])
 
 
-def _limit_to_groups(ranked: Tensor, groups: Groups) -> tuple[Tensor, Tensor, Tensor]:
-    """-inf outside each token's best groups.
+class _Limits(NamedTuple):
+    """What groups leave open."""
 
-    With 0, a negative shifted score would lose to a forbidden expert.
+    open_to_choice: Tensor
+    """(T, E): -inf outside each token's best groups; with 0, a negative shifted score would lose to
+    a forbidden expert
     """
+    allowed: Tensor
+    margin: Tensor
+
+
+def _limit_to_groups(ranked: Tensor, groups: Groups) -> _Limits:
+    """Each token's best groups, of equal ones the lowest."""
     by_group = ranked.unflatten(1, (groups.number, -1))
-    worth = by_group.topk(min(2, by_group.shape[2]), dim=2).values.sum(2)
-    values, order = worth.topk(min(groups.keep + 1, groups.number), dim=1)
+    worth = by_group.topk(min(groups.best, by_group.shape[2]), dim=2).values.sum(2)
+    wanted = min(groups.keep + 1, groups.number)
+    values, order, _ = rank_experts(worth, None, None, groups.keep, wanted)
     allowed = torch.zeros_like(worth, dtype=torch.bool).scatter_(1, order[:, : groups.keep], True)
     left_out = (
         values[:, groups.keep :]
@@ -179,30 +199,21 @@ def _limit_to_groups(ranked: Tensor, groups: Groups) -> tuple[Tensor, Tensor, Te
         else worth.new_full((len(worth), 1), -torch.inf)
     )
     margin = worth - torch.where(allowed, left_out, values[:, groups.keep - 1 : groups.keep])
-    return by_group.masked_fill(~allowed.unsqueeze(2), -torch.inf).flatten(1), allowed, margin
-
-
-def count_loads(experts: Tensor, num_experts: int, mask: Tensor | None) -> Tensor:
-    """(E,) int64 from (T, K) experts: tokens per expert, those of the mask left out.
-
-    Exact, and without making a GPU wait as torch.bincount does.
-    """
-    chosen = experts.flatten()
-    counted = (
-        torch.ones_like(chosen)
-        if mask is None
-        else (~mask).long().repeat_interleave(experts.shape[1])
-    )
-    return torch.zeros(num_experts, dtype=torch.int64, device=experts.device).scatter_add_(
-        0, chosen, counted
-    )
+    limited = by_group.masked_fill(~allowed.unsqueeze(2), -torch.inf).flatten(1)
+    return _Limits(limited, allowed, margin)
 
 
 def check_shapes(
-    scores: Tensor, top_k: int, choose_by: Tensor | None, groups: Groups | None, mask: Tensor | None
+    scores: Tensor,
+    top_k: int,
+    choose_by: Tensor | None,
+    groups: Groups | None,
+    mask: Tensor | None,
+    shift: Tensor | None = None,
 ) -> None:
     """Refuse shapes, dtypes and sizes that cannot be routed; looks at no value."""
-    for name, value in (("scores", scores), ("choose_by", choose_by), ("mask", mask)):
+    given = {"scores": scores, "choose_by": choose_by, "mask": mask, "shift": shift}
+    for name, value in given.items():
         if value is not None or name == "scores":
             require_tensor(value, name)
     if scores.dim() < 2 or not scores.is_floating_point():
@@ -221,10 +232,24 @@ def check_shapes(
             f"choose_by has shape {tuple(choose_by.shape)}, scores {tuple(scores.shape)}: they "
             "must be the same"
         )
+    if shift is not None:
+        _check_shift(shift, num_experts, choose_by)
     if groups is not None:
         _check_groups(groups, num_experts, top_k)
     if mask is not None:
         _check_mask(mask, scores)
+
+
+def _check_shift(shift: Tensor, num_experts: int, choose_by: Tensor | None) -> None:
+    """Refuse a shift of another shape, and one beside what already says what to choose by."""
+    if choose_by is not None:
+        raise ValueError(
+            "choose_by says what to choose by, so shift has no place: give one of them"
+        )
+    if shift.shape != (num_experts,) or not shift.is_floating_point():
+        raise ValueError(
+            f"shift must be floating point of shape ({num_experts},), not {_describe_tensor(shift)}"
+        )
 
 
 def _check_groups(groups: Groups, num_experts: int, top_k: int) -> None:
@@ -233,6 +258,8 @@ def _check_groups(groups: Groups, num_experts: int, top_k: int) -> None:
         raise ValueError(f"{num_experts} experts do not divide into {groups.number} equal groups")
     if not 1 <= groups.keep <= groups.number:
         raise ValueError(f"cannot keep {groups.keep} of {groups.number} groups")
+    if groups.best < 1:
+        raise ValueError(f"a group cannot be worth the sum of its {groups.best} highest experts")
     reach = groups.keep * (num_experts // groups.number)
     if reach < top_k:
         raise ValueError(

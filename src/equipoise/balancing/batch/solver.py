@@ -3,9 +3,11 @@ learning a shift.
 
 A shift is learnt from batches that are past, and leaves what chance does to the next one. With all
 tokens at hand one can do better: choose for all of them together, so that the loads of this very
-batch come out even. Four methods do so:
+batch come out even. Five methods do so:
 
     Base          every load exact, and the greatest total score there is      base.py
+    TruncatedAuction  every load exact if it ends in time, and nearly the greatest total score
+                                                                               truncated_auction.py
     ExpertChoice  every load exact, since experts choose their tokens; a token may
                   get any number of experts                                    expert_choice.py
     Sinkhorn      nearly even: the K best of an entropic transport plan        sinkhorn.py

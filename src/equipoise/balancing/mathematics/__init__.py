@@ -7,6 +7,7 @@ state, save it, and call these. So this folder is all that a port to another fra
     gap         loads and their target: how far each expert is from it
     steps       what is done to a step: sign, tanh, centring, averages; step sizes; geometries
     histogram   each expert's own quantile, read from counts that add up
+    evidence    how much a batch says against the usual one
     newton      curvature's Newton step
     gains       how far curvature trusts one batch
     laplacian   the linear system behind the Newton step

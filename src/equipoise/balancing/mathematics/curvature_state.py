@@ -6,9 +6,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-USUAL_MEMORY = 0.9
-"""of what is usual, and the least of the averaged graph"""
-
 
 class CurvatureState(NamedTuple):
     """What is remembered between updates, float32."""
@@ -32,6 +29,10 @@ class CurvatureState(NamedTuple):
     trail_gap: Tensor
     trail_step: Tensor
     """(E,) each: decaying sums of earlier gaps and Newton steps"""
+    flipped: Tensor
+    """(E,): -1, 0 or 1, where the last step moved an expert by a flip; 0 where it did not"""
+    flip_trust: Tensor
+    """(E,): how far flip moves are believed, the whole way from 1 on; at most 16"""
     width: Tensor
     """(E,): what the histogram of flip distances reaches to"""
 

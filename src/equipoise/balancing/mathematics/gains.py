@@ -13,7 +13,8 @@ import math
 import torch
 from torch import Tensor
 
-from equipoise.balancing.mathematics.curvature_state import USUAL_MEMORY, CurvatureState, remember
+from equipoise.balancing.mathematics.curvature_state import CurvatureState, remember
+from equipoise.balancing.mathematics.evidence import USUAL_MEMORY
 from equipoise.balancing.mathematics.laplacian import LEAST_DIVISOR
 
 # of log gain: by standard error of the correlation, and at most by the correlation itself
@@ -22,6 +23,9 @@ _GAIN_RATE, _MOST_GAIN_RATE = 1 / 8, 1.0
 _LEAST_LASTING_GAIN = 0.01
 # of the trail: of a longer one, old noise hides what has just begun
 _TRAIL = 0.8
+MOST_FLIP_TRUST = 16.0
+"""above 1: four flips back in a row cost nothing, since the first ones of a stream may overshoot"""
+_LEAST_FLIP_TRUST = 1 / 64
 
 
 def next_gain(state: CurvatureState, gap: Tensor, newton: Tensor, size: Tensor) -> CurvatureState:
@@ -76,6 +80,20 @@ def follow_trail(
         trail_gap=keep * state.trail_gap + size * gap,
         trail_step=torch.where(far, 0.0, keep * state.trail_step + size * newton),
     )
+
+
+def trust_flips(state: CurvatureState, move: Tensor, far: Tensor) -> tuple[CurvatureState, Tensor]:
+    """(E,): the flip moves, shorter where each has undone the one before.
+
+    A flip goes the whole way to where this batch would be balanced. In a stream that alternates,
+    every flip would be wrong for the next batch, and loads worse than without any balancing. So
+    trust halves with a flip that turns back, and doubles with anything else.
+    """
+    turned_back = far & (state.flipped * move < 0)
+    trust = torch.where(turned_back, state.flip_trust / 2, state.flip_trust * 2)
+    trust = trust.clamp(_LEAST_FLIP_TRUST, MOST_FLIP_TRUST)
+    state = remember(state, flip_trust=trust, flipped=torch.where(far, move.sign(), 0.0))
+    return state, move * trust.clamp_max(1.0)
 
 
 def _gain_rate(num_experts: int) -> float:

@@ -20,35 +20,10 @@ _LEAST_WIDTH, _MOST_WIDTH = 1e-6, 16.0
 _REACH = 4.0  # bins cover the ranks from L / 4 to 4 L
 
 
-def lead_over_runner_up(shifted: Tensor, runner_up: Tensor) -> Tensor:
-    """x_ik = gamma_ik + p_k - y_i, (T, E), from gamma + p (T, E) and the runner-ups (T,)."""
-    return shifted - shifted.gather(1, runner_up.unsqueeze(1))
-
-
-def distance_to_flip(shifted: Tensor, runner_up: Tensor, margin: Tensor) -> Tensor:
-    """(T, E): chosen experts lie above the runner-up, the others below the K-th choice, which is
-    `margin` (T,) higher.
-    """
-    lead = lead_over_runner_up(shifted, runner_up)
-    return torch.where(lead > 0, lead, lead - margin.unsqueeze(1))
-
-
 def within_groups(distance: Tensor, group_margin: Tensor) -> Tensor:
     """The lesser of an expert's own distance (T, E) and its group's (T, G)."""
     by_group = distance.unflatten(1, (group_margin.shape[1], -1))
     return torch.minimum(by_group, group_margin.unsqueeze(2)).flatten(1)
-
-
-def count_distances(distance: Tensor, counted: Tensor, width: Tensor, bins: int) -> Tensor:
-    """(E, B + 2) int64: below, the bins, above; of distances (T, E), where counted (T,) is true."""
-    num_experts = distance.shape[1]
-    place = (distance / width + 1) * (bins / 2) + 1
-    # to a whole number is floor, since nothing is negative after the clamp
-    place = place.clamp(0, bins + 1).to(torch.int64)
-    place = place + torch.arange(num_experts, device=distance.device) * (bins + 2)
-    each = counted.to(torch.int64).unsqueeze(1).expand_as(place)
-    empty = torch.zeros(num_experts * (bins + 2), dtype=torch.int64, device=distance.device)
-    return empty.scatter_add(0, place.flatten(), each.flatten()).view(num_experts, -1)
 
 
 def counts_from_top(counts: Tensor) -> Tensor:

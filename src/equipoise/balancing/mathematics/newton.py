@@ -11,16 +11,17 @@ import torch
 from torch import Tensor
 
 from equipoise.balancing.mathematics.curvature_state import (
-    USUAL_MEMORY,
     BatchEvidence,
     CurvatureState,
     remember,
 )
+from equipoise.balancing.mathematics.evidence import USUAL_MEMORY, usual_size
 from equipoise.balancing.mathematics.gains import (
     follow_trail,
     next_gain,
     step_gains,
     surprise_gain,
+    trust_flips,
 )
 from equipoise.balancing.mathematics.histogram import (
     counts_from_top,
@@ -72,6 +73,7 @@ def curvature_step(state: CurvatureState, evidence: BatchEvidence) -> tuple[Tens
     step = gains * newton
     reach = reach_of_flips(from_top, _degrees(state) * step, _LEEWAY, state.width)
     move, width = quantile_move(from_top, evidence.flip_want, state.width, evidence.flip_slack)
+    state, move = trust_flips(state, move, far)
     step = torch.where(far, move, step.clamp(-reach, reach))
     return step, next_bandwidth(state)._replace(width=width)
 
@@ -96,8 +98,7 @@ def gap_among_near(far: Tensor, gap: Tensor) -> Tensor:
 
 def _batch_size(state: CurvatureState, tokens: Tensor) -> tuple[CurvatureState, Tensor]:
     """How large this batch is against the usual one: its weight as evidence."""
-    usual = torch.where(state.usual_tokens > 0, state.usual_tokens.double(), tokens)
-    usual = USUAL_MEMORY * usual + (1 - USUAL_MEMORY) * tokens
+    usual = usual_size(state.usual_tokens, tokens)
     return remember(state, usual_tokens=usual), tokens / usual
 
 

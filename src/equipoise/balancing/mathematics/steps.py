@@ -10,6 +10,8 @@ from torch import Tensor
 
 MOST_SHIFT = 16.0
 """of the hypentropy's: scores in [0, 1] are far below"""
+LEAST_PRICE = 1e-5
+"""of the mean price of a simplex: a hundred times what float32 can tell from no price"""
 
 
 def sign_step(step: Tensor) -> Tensor:
@@ -77,3 +79,16 @@ def hypentropy_move(shift: Tensor, step: Tensor, width: float) -> Tensor:
     step = torch.maximum(torch.minimum(step, longest), -longest)
     moved = shift * step.cosh() + (shift.square() + width**2).sqrt() * step.sinh()
     return torch.maximum(torch.minimum(moved, most), -most)
+
+
+def simplex_move(shift: Tensor, step: Tensor, mean: float, shares: Tensor) -> Tensor:
+    """Prices mean - shift times exp(-step), brought back to their mean weighted by `shares`.
+
+    float32 keeps mean - price, not the price: one below LEAST_PRICE of the mean would be rounding
+    and never rise again.
+    """
+    least = LEAST_PRICE * mean
+    logs = (mean - shift.double()).clamp_min(least).log() - step
+    prices = mean * (logs - (logs + shares.log()).logsumexp(0)).exp()
+    moved = (mean - prices.clamp_min(least)).to(shift.dtype)
+    return torch.where(step.ne(0).any(), moved, shift)

@@ -21,8 +21,9 @@ expert whose shift was just set by a flip starts again: its gains are at least 1
 
 Newton is for the neighbourhood. Where loads are far off (or a single expert's is), the shift moves
 to where the load is right along its own coordinate, read from a histogram of flip distances
-(flips.py). The same histogram bounds every Newton step by twice the tokens it is meant to flip, and
-stands in for the graph where too few tokens hesitate.
+(flips.py). Where flips turn back again and again they get shorter: no shift is right for a stream
+that alternates. The same histogram bounds every Newton step by twice the tokens it is meant to
+flip, and stands in for the graph where too few tokens hesitate.
 
 Everything counted is a whole number that adds up; bandwidth, widths, gain and the averaged graph
 are state, frozen between updates. Nothing waits for the device.
@@ -33,6 +34,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from equipoise.balancing.mathematics.curvature_state import BatchEvidence, CurvatureState
+from equipoise.balancing.mathematics.gains import MOST_FLIP_TRUST
 from equipoise.balancing.mathematics.newton import (
     FIRST_BANDWIDTH,
     FIRST_GAIN,
@@ -67,6 +69,8 @@ class CurvatureMove(Direction):
     doubt: Tensor
     trail_gap: Tensor
     trail_step: Tensor
+    flipped: Tensor
+    flip_trust: Tensor
 
     def __init__(self, stride: int | None = None, bins: int = 512) -> None:
         super().__init__()
@@ -87,11 +91,16 @@ class CurvatureMove(Direction):
         self.keep_buffer("doubt", 1.0, (num_experts,))
         self.keep_buffer("trail_gap", 0.0, (num_experts,))
         self.keep_buffer("trail_step", 0.0, (num_experts,))
+        self.keep_buffer("flipped", 0.0, (num_experts,))
+        self.keep_buffer("flip_trust", MOST_FLIP_TRUST, (num_experts,))
 
     def upgrade_state(self, state_dict: dict[str, Tensor], prefix: str) -> None:
         """States of before 2026-11-18 have only the last residual for a trail, and neither doubt
-        nor usual_tokens.
+        nor usual_tokens; later ones may lack what is remembered of flips.
         """
+        if prefix + "gain" in state_dict:
+            for name in ("flipped", "flip_trust"):
+                state_dict.setdefault(prefix + name, self.first_value(name))
         if prefix + "last_gap" in state_dict:
             for name in _LATER_BUFFERS:
                 old = name.replace("trail", "last")

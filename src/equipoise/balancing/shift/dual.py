@@ -93,12 +93,22 @@ class Dual(Balancer):
 
     def adjust(self, scores: Tensor) -> Tensor:
         """scores + shift, at least in float32: bf16 scores are lifted before the shift is added."""
+        self._check_scores(scores)
+        return scores.detach() + self.shift.to(scores.device)
+
+    def _choice_terms(self, scores: Tensor) -> dict[str, Tensor]:
+        """The shift itself: scores + shift (T, E) is then never written down."""
+        if type(self).adjust is not Dual.adjust:
+            return super()._choice_terms(scores)
+        self._check_scores(scores)
+        return {"shift": self.shift.to(scores.device)}
+
+    def _check_scores(self, scores: Tensor) -> None:
         require_tensor(scores, "scores")
         if scores.shape[-1] != self.num_experts:
             raise ValueError(
                 f"scores are over {scores.shape[-1]} experts, the balancer over {self.num_experts}"
             )
-        return scores.detach() + self.shift.to(scores.device)
 
     def tally(self, scores: Tensor, routing: Routing) -> Tally:
         tally = super().tally(scores, routing)

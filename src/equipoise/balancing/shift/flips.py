@@ -20,9 +20,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from equipoise.balancing.mathematics.histogram import distance_to_flip, within_groups
+from equipoise.balancing.mathematics.histogram import (
+    FIRST_WIDTH,
+    within_groups,
+)
 from equipoise.balancing.shift.quantile import QuantileMove, runner_up_and_margin
-from equipoise.routing import Routing
+from equipoise.balancing.target import Target
+from equipoise.routing import Routing, Tally
+from equipoise.routing.kernels.reference import distance_to_flip, lead_over_runner_up
 
 # bins reach four times as far as quantile's: to find what jumped, Newton resolves the rest
 _SLACK = 4.0
@@ -33,12 +38,17 @@ class FlipMove(QuantileMove):
     """The move that makes each load right along its own coordinate, from flip distances."""
 
     part = "flips"
+    from_kth_choice = True
 
     def __init__(self, stride: int | None = None, bins: int = 512) -> None:
         super().__init__(bins, slack=_SLACK)
         if stride is not None and stride < 1:
             raise ValueError(f"stride must be at least 1, not {stride}")
         self.stride = stride
+
+    def build(self, num_experts: int) -> None:
+        # how large a batch usually is, curvature knows
+        self.keep_buffer("width", FIRST_WIDTH, (num_experts,))
 
     def fix_sampling_stride(self, tokens: int, top_k: int, num_experts: int) -> None:
         """Parts count every n-th token too, with the n of the whole forward.
@@ -47,9 +57,16 @@ class FlipMove(QuantileMove):
         """
         self.stride = self.stride or default_stride(tokens, top_k, num_experts)
 
+    def forward(self, tally: Tally, target: Target) -> Tensor:
+        """The whole move: curvature weighs its evidence itself."""
+        move, width, _ = self._whole_move(tally, target)
+        self.width.copy_(width)
+        return move
+
     @staticmethod
     def distance(scores: Tensor, routing: Routing, shift: Tensor) -> Tensor:
-        distance = distance_to_flip(scores + shift, *runner_up_and_margin(routing))
+        runner_up, margin = runner_up_and_margin(routing)
+        distance = distance_to_flip(lead_over_runner_up(scores + shift, runner_up), margin)
         group_margin = routing.group_margin
         return distance if group_margin is None else within_groups(distance, group_margin)
 
@@ -57,15 +74,7 @@ class FlipMove(QuantileMove):
         stride = self.stride or default_stride(
             scores.shape[0], routing.experts.shape[1], scores.shape[1]
         )
-        every = slice(None, None, stride)
-        runner_up, margin = runner_up_and_margin(routing)
-        sample = routing._replace(
-            runner_up=runner_up[every],
-            margin=margin[every],
-            mask=None if routing.mask is None else routing.mask[every],
-            group_margin=None if routing.group_margin is None else routing.group_margin[every],
-        )
-        return super().count(scores[every], sample, shift)
+        return {self.part: self._count_every(stride, scores, routing, shift)}
 
     def extra_repr(self) -> str:
         return f"stride={self.stride or 'auto'}"

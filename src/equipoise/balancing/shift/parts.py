@@ -62,6 +62,9 @@ class Scale(Part):
     def forward(self, step: Tensor, n: Tensor) -> Tensor:
         return step * (self.by(n) if callable(self.by) else self.by)
 
+    def extra_repr(self) -> str:
+        return "by=a step size of n" if callable(self.by) else f"by={self.by:g}"
+
 
 class Center(Part):
     """Minus its mean: the paper's projection on the zero-sum space (Remark 15).

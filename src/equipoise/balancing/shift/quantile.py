@@ -21,6 +21,9 @@ over [-width_k, width_k] and one more on either side for what falls outside. The
 frozen between updates: 1 at first (scores in [0, 1] cannot lead by more), then as wide as the leads
 of ranks L/4 to 4L, so that softmax scores near 1/E get bins a hundred times finer than sigmoid's.
 Where the quantile fell outside, the shift moves to the edge and the width grows fourfold.
+
+A batch much smaller than usual says little, and one token nothing: it moves shift and widths by its
+share of the usual number of tokens. With batches of one size nothing of this is seen.
 """
 
 from __future__ import annotations
@@ -28,17 +31,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from equipoise.balancing.mathematics.evidence import evidence_weight, usual_size
 from equipoise.balancing.mathematics.histogram import (
     FIRST_WIDTH,
-    count_distances,
     counts_from_top,
-    lead_over_runner_up,
     quantile_move,
     within_groups,
 )
 from equipoise.balancing.shift.directions import Direction
 from equipoise.balancing.target import Target
 from equipoise.routing import Routing, Tally
+from equipoise.routing.kernels.operators import bin_distances
+from equipoise.routing.kernels.reference import (
+    bins_per_distance,
+    lead_over_runner_up,
+    scatter_bins,
+)
 
 
 class QuantileMove(Direction):
@@ -52,7 +60,10 @@ class QuantileMove(Direction):
     needs_runner_up = True
     part = "leads"
     """its name in the tally"""
+    from_kth_choice = False
+    """whether what is not chosen is measured from the K-th choice, not from the runner-up"""
     width: Tensor
+    usual_tokens: Tensor
 
     def __init__(self, bins: int = 512, slack: float = 1.0) -> None:
         """`slack` says how many times wider than needed the bins reach.
@@ -70,6 +81,12 @@ class QuantileMove(Direction):
 
     def build(self, num_experts: int) -> None:
         self.keep_buffer("width", FIRST_WIDTH, (num_experts,))
+        self.keep_buffer("usual_tokens", 0.0)
+
+    def upgrade_state(self, state_dict: dict[str, Tensor], prefix: str) -> None:
+        """States of before 2026-11-19 do not know how large a batch usually is."""
+        if prefix + "width" in state_dict and "usual_tokens" in self._buffers:
+            state_dict.setdefault(prefix + "usual_tokens", self.first_value("usual_tokens"))
 
     @staticmethod
     def distance(scores: Tensor, routing: Routing, shift: Tensor) -> Tensor:
@@ -78,19 +95,37 @@ class QuantileMove(Direction):
 
     def count(self, scores: Tensor, routing: Routing, shift: Tensor) -> dict[str, Tensor]:
         """The histogram (E, bins + 2): below, the bins, above."""
-        distance = self.distance(scores, routing, shift)
-        width = self.width.to(scores.device)
-        return {self.part: count_distances(distance, _has_threshold(routing), width, self.bins)}
+        return {self.part: self._count_every(1, scores, routing, shift)}
+
+    def _count_every(self, stride: int, scores: Tensor, routing: Routing, shift: Tensor) -> Tensor:
+        """The histogram of every `stride`-th token."""
+        runner_up, margin = runner_up_and_margin(routing)
+        scale = bins_per_distance(self.width, self.bins).to(scores.device)
+        if routing.group_margin is None:
+            return bin_distances(
+                scores, shift, runner_up, margin, routing.mask, scale, self.bins,
+                flips=self.from_kth_choice, stride=stride,
+            )  # fmt: skip
+        every = slice(None, None, stride)
+        distance = self.distance(scores, routing, shift)[every]
+        return scatter_bins(distance, _has_threshold(routing)[every], scale, self.bins)
 
     def part_shapes(self, num_experts: int) -> dict[str, tuple[int, ...]]:
         return {self.part: (num_experts, self.bins + 2)}
 
     def forward(self, tally: Tally, target: Target) -> Tensor:
+        move, width, tokens = self._whole_move(tally, target)
+        self.usual_tokens.copy_(usual_size(self.usual_tokens, tokens))
+        weight = evidence_weight(self.usual_tokens, tokens)
+        # exact at both ends: nothing of the old width is left where the weight is 1
+        self.width.lerp_(width, weight.to(width.dtype))
+        return weight * move
+
+    def _whole_move(self, tally: Tally, target: Target) -> tuple[Tensor, Tensor, Tensor]:
+        """The move this batch alone asks for, the next widths, and how many tokens it shows."""
         from_top = counts_from_top(tally.parts[self.part])
         want = target.loads(from_top[:, -1] * target.top_k)
-        move, width = quantile_move(from_top, want, self.width, self.slack)
-        self.width.copy_(width)
-        return move
+        return *quantile_move(from_top, want, self.width, self.slack), from_top[0, -1]
 
     def extra_repr(self) -> str:
         return f"bins={self.bins}"

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from equipoise.layers.experts.uncompiled import leave_uncompiled
+
 
 def grouped_experts(
     hidden: Tensor,
@@ -50,7 +52,7 @@ def _grouped_mm(
     return _Collect.apply(F.grouped_mm(act, down.mT, offs=ends), *rows_of)
 
 
-_uncompiled_grouped_mm = torch.compiler.disable(_grouped_mm)
+_uncompiled_grouped_mm = leave_uncompiled(_grouped_mm)
 
 
 class _RowOrder(NamedTuple):

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from equipoise.layers.experts.sorting import sort_on_host, summing_dtype
+from equipoise.layers.experts.uncompiled import leave_uncompiled
 
 ROWS_AT_ONCE = 2048
 """Blocks of neighbouring experts are gathered, activated and summed back together up to this many
@@ -31,7 +32,7 @@ leave the cache.
 
 
 # the sizes of blocks are read on the host, which breaks a graph anyway
-@torch.compiler.disable
+@leave_uncompiled
 def loop_experts(
     hidden: Tensor,
     experts: Tensor,

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise.layers.experts.sorting import sort_on_host, summing_dtype
+from equipoise.layers.experts.uncompiled import leave_uncompiled
 
 
-@torch.compiler.disable
+@leave_uncompiled
 def padded_experts(
     hidden: Tensor,
     experts: Tensor,

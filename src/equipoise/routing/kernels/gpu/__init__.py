@@ -1,0 +1,1 @@
+"""The operators as Triton kernels. Only modules of this folder import triton."""
