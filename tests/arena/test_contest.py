@@ -15,6 +15,9 @@ from equipoise.arena.cells import Cell, run_cells
 from equipoise.arena.contest import contest, plan_cells
 from equipoise.arena.reference import reference_for
 from equipoise.arena.streams import catalogue
+from equipoise.arena.streams.catalogue import find_streams
+from equipoise.optimum import solve
+from equipoise.optimum.hindsight import dual_at_shift
 from equipoise.results.arena import SUMMARY_KEYS
 
 SMALL = dataclasses.replace(
@@ -163,3 +166,31 @@ def test_mistakes_are_told_before_anything_runs():
 def test_impossible_numbers_are_refused(option):
     with pytest.raises(ValueError, match=f"--{option.replace('_', '-')} must be at least 1, not 0"):
         plan_cells([], [], None, **{option: 0})
+
+
+def test_regret_says_what_shifts_lost(tmp_path):
+    streams = find_streams("drift", steps=30, tokens=512)
+    cells = plan_cells(streams, ["none", "curvature", "base"])
+    none, curvature, base = contest(cells, out=tmp_path, workers=1)
+    assert none.regret > 10 * abs(curvature.regret)
+    assert none.dynamic_regret > none.regret
+    assert curvature.dynamic_regret > max(0.0, curvature.regret)
+    assert none.path_length == curvature.path_length > 0
+    # it has no shift to judge
+    assert base.regret is None
+
+
+def test_regret_is_of_the_shift_before_the_batch_is_learnt_from():
+    (stream,) = find_streams("softmax", steps=1, tokens=512)
+    (cell,) = plan_cells([stream], ["quantile"], rates=[1.0])
+    (result,) = run_cells([cell], reference_for(stream))
+    unmoved = dual_at_shift(stream.batch(0).scores.numpy(), stream.top_k, np.zeros(64))
+    optimum = solve(stream.batch(0).scores.numpy(), stream.top_k).value
+    assert result.dynamic_regret == pytest.approx(unmoved / optimum - 1)
+
+
+def test_groups_have_no_regret():
+    (stream,) = find_streams("e256-groups", steps=3, tokens=256)
+    (cell,) = plan_cells([stream], ["deepseek"], rates=[1e-3])
+    (result,) = run_cells([cell], reference_for(stream))
+    assert result.regret is None

@@ -146,3 +146,41 @@ def test_too_few_rules_left_to_compare_are_reported(diverging):
             "drift", balancers=["deepseek", "curvature"], rates=[0.01], tokens=256, steps=24,
             workers=1,
         )  # fmt: skip
+
+
+def temporary_folders(folder):
+    return list(folder.glob("equipoise-arena-*"))
+
+
+@linux
+@pytest.mark.parametrize(
+    ("workers", "number"), [(1, signal.SIGTERM), (2, signal.SIGTERM), (2, signal.SIGKILL)]
+)
+def test_a_killed_arena_leaves_no_temporary_folder(tmp_path, workers, number):
+    command = [sys.executable, "-m", "equipoise", "arena", "drift", "--workers", str(workers)]
+    arena = subprocess.Popen(
+        [*command, "--tokens", "4096", "--steps", "100000"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    try:
+        wait_for(lambda: temporary_folders(tmp_path))
+        # a worker that has imported torch has run its initializer
+        wait_for(lambda: workers == 1 or any(map(has_torch, workers_of(arena))))
+        time.sleep(1)
+        arena.send_signal(number)
+        arena.wait(60)
+        wait_for(lambda: not temporary_folders(tmp_path), 30)
+    finally:
+        arena.kill()
+
+
+def has_torch(pid):
+    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+
+
+@pytest.mark.parametrize("workers", [0, -2])
+def test_no_workers_are_refused(workers):
+    with pytest.raises(ValueError, match=f"workers must be at least 1, not {workers}"):
+        contest(plan_cells([SMALL], ["none"]), workers=workers)

@@ -6,6 +6,7 @@ import numpy as np
 
 from equipoise.optimum.loop import FixedScores, deepseek_rule
 from equipoise.theorems.evidence.runs import run_loop
+from equipoise.theorems.evidence.steps import UpdateStep
 from equipoise.trace import Trace, TraceWriter
 
 
@@ -25,6 +26,26 @@ def settled(**options):
     problem = FixedScores(scores(tokens=16, **options), 2)
     near = run_loop(problem, deepseek_rule(1e-3), 2000).path.shifts[-1]
     return run_loop(problem, deepseek_rule(1e-6), 1500, shift=near)
+
+
+def lone_token(worth, moved, **changed):
+    """One update of a batch of one token, which goes from experts 0 and 1 to experts 2 and 3."""
+    before = np.array([[True, True, False, False]])
+    step = UpdateStep(
+        number=0,
+        scores=np.array([worth]),
+        top_k=2,
+        target=np.full(4, 0.5),
+        shift=np.zeros(4),
+        shift_after=np.array(moved),
+        loads=before.sum(0),
+        step_size=np.full(4, 2 * abs(moved[0])),
+        before=before,
+        after=~before,
+        loads_after=(~before).sum(0),
+        rounding=1e-15,
+    )
+    return replace(step, **changed)
 
 
 def step_where(run, wanted):

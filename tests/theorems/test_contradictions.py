@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from equipoise.cli import main
-from equipoise.cli.verify import verdict_summary
+from equipoise.cli.verdict_groups import verdict_summary
 from equipoise.theorems import verify
 from equipoise.theorems.contradictions import AGREEMENT
 from equipoise.trace import Trace, TraceWriter
@@ -73,8 +73,8 @@ def test_a_trace_without_records_is_damaged(tmp_path, capsys):
     assert stopped.value.code == 1
     out = capsys.readouterr().out
     assert "it holds no record of any step" in out
-    assert "nothing was checked; the trace is damaged" in out
-    assert "all of them hold" not in out
+    assert out.startswith("The trace is DAMAGED: it contradicts itself. Nothing was checked")
+    assert "Nothing is refuted" not in out
 
 
 def test_what_a_rule_may_do_is_no_damage(tmp_path):
@@ -130,16 +130,34 @@ def test_a_router_in_half_precision_may_see_other_ties(tmp_path, keep_bits):
     assert verify(doctored(tmp_path / "t", half))[0].name != AGREEMENT
 
 
+@pytest.mark.parametrize("keep_bits", [7, 10])
+def test_half_precision_does_not_excuse_loads_of_other_scores(tmp_path, keep_bits):
+    """What rounding to bfloat16 or float16 explains is small: not that tokens took their worst."""
+    mask = np.uint32(0xFFFFFFFF << (23 - keep_bits) & 0xFFFFFFFF)
+
+    def worst(fields):
+        scores = (np.asarray(fields["scores"], np.float32).view(np.uint32) & mask).view(np.float32)
+        fields["scores"] = scores
+        fields["shift"] = np.array([0.5, 0.25, -0.25, -0.5], np.float32)
+        order = np.argsort(scores + fields["shift"], 1)
+        fields["loads"] = np.bincount(order[:, :2].ravel(), minlength=4)
+        fields["step_size"] = np.full(4, np.nan)
+
+    found = verify(doctored(tmp_path / "t", worst))[0]
+    assert found.name == AGREEMENT
+    assert "its loads are not those of its scores and shift" in found.why
+
+
 def test_nothing_is_said_of_nothing():
-    assert verdict_summary([]) == "0 of 0 apply; nothing was checked"
+    assert verdict_summary([]) == "Nothing was checked: none of 0 statements applies."
 
 
 def test_the_table_fits_eighty_columns(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     trace = recorded(tmp_path / "t", **RULE)
-    assert main(["verify", str(trace.folder)]) == 0
+    assert main(["verify", str(trace.folder), "--details"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines[1:])) <= 80
+    assert max(map(len, [lines[0], *lines[2:]])) <= 80
     [row] = [line for line in lines if line.startswith("1 change in Lagrangian ")]
     assert row.split()[4:6] == ["yes", "yes"]
     below = lines[lines.index(row) + 1]

@@ -14,6 +14,7 @@ from equipoise.theorems.evidence.curvatures import Curvature, curvature_at, curv
 from equipoise.theorems.evidence.draws import draw_batches, draws_of
 from equipoise.theorems.evidence.runs import run_loop
 from equipoise.theorems.statements import gradient
+from equipoise.theorems.verdict import HypothesisError
 from equipoise.trace import Trace, TraceWriter
 from tests.theorems.cases import lively, recorded, scores, step_where
 
@@ -141,12 +142,20 @@ def test_wrong_weights_are_caught():
     assert gradient.strong_convexity(replace(true, exact_weight=-true.exact_weight)).holds is False
 
 
+NARROWER = Expected(Beta(4 * np.linspace(2, 4, 6), 12), 2, num_tokens=48)
+
+
+@pytest.mark.parametrize(("law", "others"), [(EXPECTED, NARROWER), (NARROWER, EXPECTED)])
+def test_tokens_of_another_law_are_caught(law, others):
+    """Half as wide, it has twice as many ties."""
+    true = curvature_at(law, SHIFT)
+    assert gradient.sampled_second_derivative(true).holds
+    tokens = curvature_at(others, SHIFT).tokens
+    assert gradient.sampled_second_derivative(replace(true, tokens=tokens)).holds is False
+
+
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_sampled_loads_catch_wrong_weights(factor, tmp_path):
-    true = curvature_at(EXPECTED, SHIFT)
-    assert gradient.sampled_second_derivative(true).holds
-    wrong = replace(true, exact_weight=factor * true.exact_weight)
-    assert gradient.sampled_second_derivative(wrong).holds is False
     [draws] = draws_of(trace_of(softmax(tokens=32_768), tmp_path / "t"))
     piece = curvature_of_draws(draws)
     assert gradient.sampled_second_derivative(piece).holds
@@ -195,6 +204,70 @@ def test_laws_of_another_scale_are_not_accused(statement, law):
     assert not verdict.refuted, verdict
 
 
+TOUCHING = Histogram([[0, 0, 1, 1], [0, 0, 1, 1], [1, 1, 0, 0]], np.linspace(0, 1, 5))
+SPIKED = Histogram(
+    [
+        [8, 1, 2, 2, 2, 5, 3, 4, 2, 8, 6],
+        [6, 1, 2, 8, 3, 7, 7, 1, 4, 5, 4],
+        [1, 6, 3, 3, 4, 3, 4, 7, 4, 6, 8],
+        [2, 3, 5, 2, 6, 6, 6, 8, 4, 8, 8],
+        [8, 3, 1, 7, 8, 3, 6, 2, 7, 7, 4],
+    ],
+    [0.1124, 0.1195, 0.1479, 0.1883, 0.4562, 0.5199, 0.6106, 0.6965, 0.6967, 0.7787, 0.87, 0.94],
+)
+"""one of its bins is very narrow"""
+
+
+@pytest.mark.parametrize("law", [TOUCHING, SPIKED], ids=["touching", "spiked"])
+@pytest.mark.parametrize(
+    "statement",
+    [gradient.second_derivative, gradient.sampled_second_derivative],
+    ids=lambda each: each.name,
+)
+def test_corners_of_the_weights_are_not_accused(statement, law):
+    """Where two experts' bins only touch, their weight is 0 on one side and grows on the other.
+    Where narrow ones meet, it is a peak.
+    """
+    for shift in (np.zeros(law.num_experts), np.linspace(-0.05, 0.05, law.num_experts)):
+        verdict = statement(curvature_at(Expected(law, 2, 64, tolerance=1e-8), shift))
+        assert not verdict.refuted, verdict
+
+
+def test_integrals_of_the_weights_are_those_of_the_loads():
+    """Between the corners, and in even pieces where corners are many: against pi itself."""
+    many = Histogram.of(np.random.default_rng(0).random((4000, 4)), bins=40)
+    direction = np.array([0.5, 0.1, -0.5, -0.1, 0.2])
+    for law, shift in ((SPIKED, np.zeros(5)), (TOUCHING, np.zeros(3)), (many, np.full(4, 0.01))):
+        d, expected = direction[: shift.size], Expected(law, 2, tolerance=1e-8)
+        ahead, behind = (expected.selection_probability(shift + s * d) for s in (0.1, -0.1))
+        found = curvature_at(expected, shift).curvature_integral(d, 0.1)
+        assert found == pytest.approx(d @ (ahead - behind), rel=5e-3)
+
+
+def nearly_collapsed(folder, step, deviants):
+    """A batch of 1,024 tokens that all choose alike but for a few, of which the half that is held
+    out has all or none.
+    """
+    batch = np.tile([0.9, 0.8, 0.2, 0.1], (1024, 1)) + 1e-3 * np.random.default_rng(0).random(4)
+    order = np.random.default_rng(step).permutation(1024)
+    batch[order[deviants]] = [0.1, 0.2, 0.8, 0.9]
+    with TraceWriter(folder, top_k=2, layers=1) as writer:
+        zero, loads = np.zeros(4), np.bincount(np.argsort(-batch, 1)[:, :2].ravel(), minlength=4)
+        writer.append(step, 0, shift=zero, shift_after=zero, loads=loads, scores=batch, whole=True)
+    return Trace.open(folder)
+
+
+@pytest.mark.parametrize("deviants", [[1000], [600, 700, 800], [3], list(range(0, 512, 50))])
+def test_batches_that_nearly_collapsed_are_not_accused(deviants, tmp_path):
+    """Whether a handful of tokens was held out or drawn is chance: two trainings were accused."""
+    trace = nearly_collapsed(tmp_path / "t", 3, deviants)
+    for statement in (gradient.unbiased_gradient, gradient.gradient_variance):
+        assert statement(trace).holds, statement(trace)
+    [draws] = draws_of(trace)
+    more = draws.loads + np.array([-2, 0, 2, 0])
+    assert gradient.unbiased_gradient(replace(draws, loads=more)).holds is False
+
+
 def test_strong_convexity_asks_for_a_positive_density():
     weak = Histogram([[1, 1, 1, 1], [1, 0, 0, 1], [1, 1, 1, 0]], np.linspace(0, 1, 5))
     verdict = gradient.strong_convexity(curvature_at(Expected(weak, 1, 64), np.zeros(3)))
@@ -210,6 +283,14 @@ def test_strong_convexity_needs_a_choice_and_a_domain():
     assert "K = E" in gradient.strong_convexity(all_taken).why
     far = curvature_at(Expected(Uniform(3), 1), np.array([0.99, 0, 0]))
     assert "is not below 1" in gradient.strong_convexity(far).why
+
+
+def test_a_bound_of_c_k_that_underflows_proves_nothing():
+    """Tails of narrow laws, multiplied: positive, and below the least float64."""
+    narrow = Expected(TruncatedNormal(np.full(4, 0.5), 0.02), 1, num_tokens=64)
+    verdict = gradient.strong_convexity(curvature_at(narrow, np.array([0.0, 0.0, 0.9, 0.9])))
+    assert not verdict.applies
+    assert "c_K is below the least float64" in verdict.why
 
 
 def test_the_drift_of_the_mean_is_u_times_the_mean_sign():
@@ -257,3 +338,10 @@ def test_zero_sums_are_caught_and_refused():
 def test_histograms_of_recorded_scores():
     law = Histogram.of(np.random.default_rng(0).random((5000, 3)), bins=16)
     np.testing.assert_allclose(law.below(np.full(3, 0.25)), 0.25, atol=0.03)
+
+
+@pytest.mark.parametrize("known", [{}, {"expected": EXPECTED}, {"exact_weight": np.ones((6, 6))}])
+def test_half_a_law_is_none(known):
+    curved = Curvature(SHIFT, 2, EXPECTED.law.sample(np.random.default_rng(0), 8), **known)
+    with pytest.raises(HypothesisError, match="this needs its density"):
+        curved.require_law()

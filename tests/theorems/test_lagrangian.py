@@ -9,7 +9,14 @@ from equipoise.optimum.loop import FixedScores, deepseek_rule, inverse_rule
 from equipoise.theorems.evidence.runs import run_loop
 from equipoise.theorems.evidence.steps import reduced_dual
 from equipoise.theorems.statements import lagrangian as statements
-from tests.theorems.cases import lively, moved_wrongly, recorded, scores, step_where
+from tests.theorems.cases import (
+    lively,
+    lone_token,
+    moved_wrongly,
+    recorded,
+    scores,
+    step_where,
+)
 
 ALL = [
     statements.change_in_lagrangian,
@@ -107,6 +114,30 @@ def test_unpaired_experts_are_caught():
     assert verdict.margin == -2
 
 
+def test_a_benefit_that_is_not_the_sum_of_its_pairs_is_caught():
+    """Eq. 13: the margin is minus the difference, however large the benefit."""
+    step = lone_token([1.0, 1.0, 0.9, 0.95], [-0.1, -0.1, 0.1, 0.1])
+    assert statements.switching_benefit([step]).margin == pytest.approx(0.25)
+    # the benefit is computed once and kept
+    vars(step)["benefit"] = step.benefit + 0.5
+    assert statements.switching_benefit([step]).margin == pytest.approx(-0.5)
+
+
+def test_each_pair_of_a_token_is_bounded():
+    """A token that exchanges both experts: one pair is wrong, and its benefit is within bounds."""
+    u = 0.1
+    worth, moved = np.array([1.0, 1.15, 0.9, 0.95]), np.array([-u, -u, u, u])
+    new, old = worth + moved, worth
+    pairs = [(a, r) for a in (2, 3) for r in (0, 1)]
+    slacks = [new[a] - new[r] for a, r in pairs]
+    slacks += [2 * u - (new[a] - new[r]) for a, r in pairs]
+    slacks += [2 * u + old[a] - old[r] for a, r in pairs]
+    slacks += [old[r] - old[a] for a, r in pairs]
+    verdict = statements.pairwise_bounds([lone_token(worth, moved)])
+    assert verdict.holds is False
+    assert verdict.margin == pytest.approx(min(slacks)) == pytest.approx(-0.05)
+
+
 @pytest.mark.parametrize("statement", DEEPSEEK_ONLY)
 def test_other_step_sizes_are_not_deepseeks(statement):
     run = run_loop(FixedScores(scores(), 2), inverse_rule(1e-3), 20)
@@ -122,6 +153,8 @@ def test_other_updates_are_not_deepseeks(statement):
     verdict = statement([replace(step, shift_after=step.shift_after + np.array([0.1, 0, 0, 0]))])
     assert not verdict.applies
     assert "not DeepSeek's step" in verdict.why
+    verdict = statement([replace(step, shift_after=step.shift)])
+    assert verdict.why == "not DeepSeek's step: the shift did not move"
     verdict = statement([replace(step, loads=step.target.astype(int))])
     assert "all is balanced, and the shift moved" in verdict.why
     verdict = statement([replace(step, loads=step.target.astype(int) + np.array([5, 0, 0, 0]))])

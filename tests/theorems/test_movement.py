@@ -199,6 +199,10 @@ def test_crowding_against_brute_force():
     assert least_gap_difference(np.vstack([gamma, gamma[:1]])) == 0.0
 
 
+def test_one_token_differs_from_no_other():
+    assert least_gap_difference(scores(tokens=1, experts=3)) == np.inf
+
+
 def test_near_threshold_counts_those_that_can_change(run):
     """A token not counted for expert k keeps its choice of k whatever shift within reach comes."""
     step = next(iter(run))

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.expected.dual import Expected
+from equipoise.expected.empirical import EmpiricalDual
 from equipoise.expected.laws import Beta, TruncatedNormal, Uniform
 from equipoise.theorems.evidence.journeys import project_shifts, run_descents
 from equipoise.theorems.statements.regret import (
@@ -85,6 +86,31 @@ def test_other_steps_need_no_strong_convexity(statement):
     assert "grow" in regret_of_any_steps(grown).why
 
 
+def test_one_step_that_grows_is_enough(journey):
+    sizes = journey.step_sizes.copy()
+    sizes[5] = 1.1 * sizes[4]
+    verdict = regret_of_any_steps(replace(journey, step_sizes=sizes))
+    assert not verdict.applies
+    assert "step sizes grow" in verdict.why
+
+
+@pytest.mark.parametrize(
+    ("rounds", "checked"),
+    [(60, "1, 2, 3, 10, 60"), (9, "1, 2, 3, 9"), (1, "1"), (10, "1, 2, 3, 10")],
+)
+def test_the_first_rounds_and_the_last_are_checked(journey, rounds, checked):
+    short = replace(
+        journey,
+        step_sizes=journey.step_sizes[:rounds],
+        shifts=journey.shifts[: rounds + 1],
+        regrets=journey.regrets[:rounds],
+        squares=journey.squares[:rounds],
+    )
+    verdict = one_step(short)
+    assert verdict.holds, verdict
+    assert verdict.why.endswith(f" of {checked}")
+
+
 def test_a_schedule_that_is_not_known_is_refused():
     with pytest.raises(ValueError, match="schedule must be one of"):
         run_descents(Expected(Uniform(4), 1), 2, 2, schedule="1/n^2")
@@ -105,6 +131,19 @@ def test_an_optimum_outside_the_domain_does_not_apply(statement):
 def test_one_recorded_batch_is_enough(statement, tmp_path):
     """Tokens are drawn from its rows: softmax gates are as good as any."""
     assert statement(recorded(tmp_path / "t", tokens=4096)).holds
+
+
+@pytest.mark.parametrize("seed", [12, 14])
+def test_texts_of_few_kinds_of_tokens_have_a_mu(seed):
+    """Their dual is nearly flat close to p*, where descents end: the first steps do not show it."""
+    rng = np.random.default_rng(seed)
+    kinds = 2 * rng.normal(size=(40, 8))
+    logits = kinds[rng.integers(0, 40, 512)] + 0.05 * rng.normal(size=(512, 8))
+    logits += 0.5 * rng.normal(size=8)
+    scores = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    journey = run_descents(EmpiricalDual(scores, 2, 64), 100, 32, share=0.25)
+    for statement in STATEMENTS:
+        assert statement(journey).holds, statement(journey)
 
 
 def test_too_small_a_batch_says_so(tmp_path):

@@ -1,6 +1,7 @@
 """The whole list: on built-in, recorded and random problems; and the command."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.cli import main
-from equipoise.cli.verify import verdict_cells, verdict_summary
+from equipoise.cli.verdict_groups import verdict_summary
+from equipoise.cli.verify import verdict_cells
 from equipoise.optimum.loop import FixedScores, deepseek_rule, inverse_rule, inverse_sqrt_rule
 from equipoise.theorems import verify
 from equipoise.theorems.evidence.runs import run_loop
@@ -21,7 +23,7 @@ from equipoise.theorems.verdict import (
     judge_evidence,
     require_hypothesis,
 )
-from equipoise.theorems.verify import GROUPS, NO_BATCH, whole_records
+from equipoise.theorems.verify import GROUPS, NO_BATCH, _Descents, whole_records
 from equipoise.trace import Trace, TraceWriter
 from tests.theorems.cases import recorded
 
@@ -35,7 +37,7 @@ def builtin():
 
 def test_everything_applies_somewhere_and_holds(builtin):
     assert [verdict.name for verdict in builtin] == NAMES
-    numbers = {int(name.split()[0]) for name in NAMES if not name.startswith("assumption: ")}
+    numbers = {int(name.split()[0]) for name in NAMES if name[0].isdigit()}
     assert numbers == set(range(1, 18))
     for verdict in builtin:
         assert verdict.applies, verdict
@@ -72,6 +74,17 @@ def test_trainings(tmp_path):
     assert found["8 movements, B_k(p)"].applies
     assert "(layer " in found["8 movements, B_k(p)"].why
     assert found["17 logarithmic regret"].applies
+
+
+def test_one_flat_batch_does_not_silence_the_regret(tmp_path):
+    """The last batch has tokens of one kind: descents are run on an earlier one."""
+    trace = recorded(tmp_path / "t", steps=4, tokens=256)
+    record = trace.record(1, 3)
+    equal = replace(record, scores=np.full_like(record.scores, 0.5))
+    earlier = [("0", trace.record(0, step)) for step in (2, 1)]
+    assert [each.layer for each in _Descents(2, [("1", equal), *earlier]).journeys] == ["0", "0"]
+    with pytest.raises(HypothesisError, match="flat"):
+        _ = _Descents(2, [("1", equal)]).journeys
 
 
 def test_trainings_without_whole_batches(tmp_path):
@@ -128,7 +141,7 @@ def test_the_command_prints_a_table(tmp_path, capsys):
     assert main(["verify", str(recorded(tmp_path / "t", rule_u=0.01).folder)]) == 0
     out = capsys.readouterr().out
     assert "17 regret, exact second moments" in out
-    assert "all of them hold" in out
+    assert out.startswith("Nothing is refuted: ")
 
 
 def test_the_command_prints_json(tmp_path, capsys):
@@ -151,10 +164,12 @@ def test_rows_and_summaries():
     assert verdict_cells(fine) == ("a", "yes", "yes", "0.123", "3", "x")
     assert verdict_cells(wrong)[2] == "NO"
     assert verdict_cells(silent) == ("c", "no", "-", "-", "-", "z")
-    assert verdict_summary([fine, silent]) == "1 of 2 apply; all of them hold"
-    assert verdict_summary([fine, wrong, silent]) == "2 of 3 apply; 1 do not hold"
+    assert verdict_summary([fine, silent]) == "Nothing is refuted: 1 hold, 1 do not apply."
+    assert verdict_summary([fine, wrong, silent]) == (
+        "REFUTED: 1 statement; 1 hold, 1 do not apply."
+    )
     assert verdict_summary([assumed, fine]) == (
-        "1 of 1 apply; all of them hold; 1 of 1 assumptions do not"
+        "Nothing is refuted: 1 hold, 0 do not apply. 1 of 1 assumption do not hold."
     )
     assert [each.refuted for each in (fine, wrong, silent, assumed)] == [False, True, False, False]
 

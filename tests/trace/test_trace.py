@@ -203,3 +203,29 @@ def test_wrong_places_are_refused(tmp_path):
         TraceWriter(tmp_path / "t", top_k=K, layers=1)
     with pytest.raises(TraceError, match="names that differ"):
         TraceWriter(tmp_path / "u", top_k=K, layers=["a", "a"])
+
+
+def test_another_number_of_experts_is_refused_at_once(tmp_path):
+    """It was noticed when 128 records were joined, after 127 had been written."""
+    writer = written(tmp_path, range(3))
+    wide = {**step_of(9), "scores": None}
+    wide |= {name: np.zeros(E + 1, wide[name].dtype) for name in ("shift", "shift_after", "loads")}
+    wide["step_size"] = None
+    for again in (writer, TraceWriter.resume(tmp_path, after=2)):
+        with pytest.raises(TraceError, match="layer 'a' has 4 experts, so a record of 5 cannot"):
+            again.append(9, 0, **wide)
+    writer = TraceWriter(tmp_path / "b", top_k=K, layers=1, target=[1.0] * E)
+    with pytest.raises(TraceError, match="has 4 experts"):
+        writer.append(9, 0, **wide)
+
+
+def test_files_with_other_experts_are_named_when_read(tmp_path):
+    written(tmp_path / "a", range(2))
+    wider = TraceWriter(tmp_path / "b", top_k=K, layers=["a", "b"])
+    numbers = {name: np.zeros(E + 1) for name in ("shift", "shift_after")}
+    wider.append(5, 0, **numbers, loads=np.zeros(E + 1, np.int64))
+    [foreign] = (tmp_path / "b" / "000").glob("*.npz")
+    (tmp_path / "a" / "000" / foreign.name).write_bytes(foreign.read_bytes())
+    trace = Trace.open(tmp_path / "a")
+    with pytest.raises(TraceError, match=rf"{foreign.name} is not of this trace: it has 5 experts"):
+        list(trace.updates(0))

@@ -19,6 +19,7 @@ from torch import Tensor
 from equipoise.arena.reference import StreamReference, affinity_origin
 from equipoise.arena.streams.stream import Batch, Stream
 from equipoise.balancing import Balancer, method_spec, resolve_balancer
+from equipoise.optimum.hindsight import Regret, dual_at_shift
 from equipoise.results.arena import CellResult, DivergedCell
 from equipoise.routing import Routing, idle_share, metrics
 from equipoise.storage.renamed import old_names
@@ -111,6 +112,8 @@ class _CellRun:
         self.loads: list[Tensor] = []
         self.kept: list[float] = []
         self.switched: list[float] = []
+        self.duals: list[float] = []
+        self.has_regret = bool(reference.own_duals) and method_spec(cell.balancer).kind == "shift"
         self.diverged_after: int | None = None
         """steps, once the shift is not finite"""
 
@@ -123,6 +126,8 @@ class _CellRun:
         self.imbalance.append(float(levels["imbalance"]))
         self.max_violation.append(float(levels["max_violation"]))
         self.loads.append(routing.loads)
+        if self.has_regret and str(step) in self.reference.own_duals:
+            self.duals.append(self._dual(batch))
         self._learn(batch, routing)
         if not bool(self.rule.shift_or_zeros.isfinite().all()):
             self.diverged_after = step + 1
@@ -136,6 +141,15 @@ class _CellRun:
 
     def _route(self, batch: Batch) -> Routing:
         return self.rule.route(batch.scores, groups=self.cell.stream.groups, mask=batch.mask)
+
+    def _dual(self, batch: Batch) -> float:
+        """f_n(p^n) of the batch, before the rule learns from it."""
+        stream, shift = self.cell.stream, self.rule.shift_or_zeros.numpy()
+        return dual_at_shift(batch.tokens.numpy(), stream.top_k, shift, target=stream.target)
+
+    def _regret(self) -> Regret | None:
+        hindsight = self.reference.hindsight
+        return hindsight.regret_of(self.duals) if self.has_regret and hindsight else None
 
     def _learn(self, batch: Batch, routing: Routing) -> None:
         every = self.cell.tally_every
@@ -151,6 +165,7 @@ class _CellRun:
         if self.diverged_after is not None:
             return DivergedCell(cell.stream.name, cell.balancer, cell.rate, self.diverged_after)
         level, floor = float(np.mean(self.imbalance[steady])), self.reference.floor
+        regret = self._regret()
         near = (step for step, value in enumerate(self.imbalance) if value <= 2 * floor)
         return CellResult(
             stream=cell.stream.name,
@@ -167,6 +182,9 @@ class _CellRun:
             lag_one=self.reference.lag_one,
             imbalance=self.imbalance,
             max_violation=self.max_violation,
+            regret=None if regret is None else regret.fixed_share,
+            dynamic_regret=None if regret is None else regret.dynamic_share,
+            path_length=None if regret is None else regret.path_length,
         )
 
 

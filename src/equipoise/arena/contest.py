@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ from equipoise.arena.cells import Cell, run_cells
 from equipoise.arena.folder import ArenaFolder
 from equipoise.arena.reference import StreamReference
 from equipoise.arena.streams.stream import Stream
-from equipoise.arena.workers import JobNotes, end_with_parent, note_job
+from equipoise.arena.workers import JobNotes, end_with_parent, leave_on_signals, note_job
 from equipoise.balancing import method_spec
 from equipoise.results.arena import CellResult, DivergedCell
+from equipoise.storage.output_path import output_path
 from equipoise.storage.renamed import old_names
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -89,13 +90,16 @@ def contest(
     Raises:
         ChildProcessError: when a worker was killed. What is finished is in the folder.
     """
-    with nullcontext(out) if out is not None else tempfile.TemporaryDirectory() as path:
-        folder = ArenaFolder(Path(path))
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers must be at least 1, not {workers}")
+    with _folder_for(out) as path:
+        folder = ArenaFolder(path)
         folder.enter(cells)
         missing = [cell for cell in cells if not folder.has_cell(cell)]
         on_cell(len(cells) - len(missing))
         try:
-            _run_missing(missing, folder, workers or os.cpu_count() or 1, on_cell)
+            temporary = path if out is None else None
+            _run_missing(missing, folder, workers or os.cpu_count() or 1, on_cell, temporary)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"stopped: {_what_is_kept(cells, folder, out)}") from None
         except ChildProcessError as error:
@@ -107,6 +111,16 @@ def contest(
         return [each for each in ended if isinstance(each, CellResult)]
 
 
+@contextmanager
+def _folder_for(out: str | Path | None) -> Iterator[Path]:
+    """The folder that was asked for, or one that is removed also where a signal ends us."""
+    if out is not None:
+        yield output_path(out)
+        return
+    with tempfile.TemporaryDirectory(prefix="equipoise-arena-") as path, leave_on_signals():
+        yield Path(path)
+
+
 def _what_is_kept(cells: Sequence[Cell], folder: ArenaFolder, out: str | Path | None) -> str:
     done = sum(folder.cell_path(cell).exists() for cell in cells)
     if out is None:
@@ -115,8 +129,13 @@ def _what_is_kept(cells: Sequence[Cell], folder: ArenaFolder, out: str | Path | 
 
 
 def _run_missing(
-    missing: list[Cell], folder: ArenaFolder, workers: int, on_cell: CellsDone
+    missing: list[Cell],
+    folder: ArenaFolder,
+    workers: int,
+    on_cell: CellsDone,
+    temporary: Path | None,
 ) -> None:
+    """In this process, or in workers, which delete `temporary` if this process is killed."""
     if workers == 1:
         for stream_cells in _group_by_stream(missing):
             reference = folder.find_reference(stream_cells[0].stream)
@@ -126,7 +145,10 @@ def _run_missing(
     context = multiprocessing.get_context("spawn")
     notes = JobNotes(context)
     pool = ProcessPoolExecutor(
-        workers, mp_context=context, initializer=end_with_parent, initargs=(notes.queue,)
+        workers,
+        mp_context=context,
+        initializer=end_with_parent,
+        initargs=(notes.queue, temporary),
     )
     with _one_thread_each(), pool:
         _hand_out(missing, folder, pool, notes, on_cell)

@@ -17,6 +17,7 @@ import torch
 from equipoise.arena.streams.stream import Batch, Stream
 from equipoise.balancing import Balancer, balancer
 from equipoise.routing import metrics
+from equipoise.routing.chance import binomial_floor
 from equipoise.storage.renamed import old_names
 
 _UPDATES = 12
@@ -44,11 +45,6 @@ def expert_shares(stream: Stream) -> np.ndarray:
         np.ones(stream.num_experts) if stream.target is None else np.asarray(stream.target, float)
     )
     return stream.top_k * weights / weights.sum()
-
-
-def binomial_floor(num_tokens: int, share: np.ndarray) -> float:
-    """Mean |load - target| / target of independent tokens, by the formula above."""
-    return float(np.sqrt(2 / np.pi * (1 - share) / (num_tokens * share)).mean())
 
 
 def bootstrap_floor(stream: Stream, batch: Batch, draws: int = 100, seed: int = 0) -> float:

@@ -67,7 +67,8 @@ class ArenaFolder:
         """The stream's reference, worked out if it is not there yet."""
         digest = hashlib.sha256(f"{CELL_FORMAT}{stream.identity}".encode()).hexdigest()[:12]
         path = self.path / f"{_safe_name(stream.name)}-reference-{digest}.json"
-        if (found := _read_if_whole(path)) is not None:
+        # those of 0.1 know nothing of regret, and are made again
+        if (found := _read_if_whole(path)) is not None and "own_duals" in found:
             return StreamReference(**found)
         made = reference_for(stream)
         write_json(path, asdict(made))

@@ -61,7 +61,7 @@ class Statement(Generic[SourceT, EvidenceT]):
         check: Callable[[EvidenceT], float | Slack],
     ) -> None:
         self.number = number
-        self.name = f"{number} {title}" if number else f"{ASSUMPTION_PREFIX}{title}"
+        self.name = f"{number} {title}" if number else title
         self.evidence = evidence
         self.meaning = meaning
         self.check = check
@@ -121,7 +121,16 @@ def assumption(
     """Register the decorated check as an assumption: it has no number, and stands before all
     statements.
     """
-    return statement(0, title, evidence=evidence, meaning=meaning)
+    return statement(0, f"{ASSUMPTION_PREFIX}{title}", evidence=evidence, meaning=meaning)
+
+
+def remark(
+    title: str, *, evidence: EvidenceKind[SourceT, EvidenceT], meaning: str = ""
+) -> Callable[[Callable[[EvidenceT], float | Slack]], Statement[SourceT, EvidenceT]]:
+    """Register the decorated check as something the paper says in passing, without a number: it
+    can be refuted like any statement.
+    """
+    return statement(0, f"remark: {title}", evidence=evidence, meaning=meaning)
 
 
 def statement_variants(

@@ -13,7 +13,7 @@ from equipoise.theorems.evidence.journeys import Journey, journeys_of_record
 from equipoise.theorems.evidence.runs import run_of_record
 from equipoise.theorems.registry import Setting
 from equipoise.theorems.statements import all_statements
-from equipoise.theorems.verdict import Verdict, not_applicable
+from equipoise.theorems.verdict import HypothesisError, Verdict, not_applicable
 from equipoise.trace import Record, Trace
 
 DAMAGED = "the batches that were kept whole hold numbers that are not finite"
@@ -21,7 +21,8 @@ NO_BATCH = "no batch's scores were kept whole: record some with whole=True"
 GROUPS = "tokens were limited to groups of experts, so their choice is not top-K of scores + shift"
 
 MOST_DRAWN = 3
-"""whole batches of a trace that the statements on drawn batches look at: each costs an integral"""
+"""whole batches of a trace that the statements on drawn batches look at; descents are run on the
+last of them"""
 
 
 def verify(trace: Trace | None = None, *, batches: int = 16) -> list[Verdict]:
@@ -78,20 +79,28 @@ def _trace_sources(trace: Trace, kept: list[tuple[str, Record]]) -> dict[Setting
     return {
         Setting.FIXED_SCORES: [run_of_record(record, trace, layer) for layer, record in kept],
         Setting.DRAWN_BATCHES: [draws_of_record(record, trace, layer) for layer, record in drawn],
-        Setting.REPEATED_DESCENTS: _Descents(trace.top_k, *kept[-1]) if kept else trace,
+        Setting.REPEATED_DESCENTS: _Descents(trace.top_k, drawn[::-1]) if kept else trace,
         Setting.WHOLE_TRAININGS: trace,
     }
 
 
 class _Descents:
-    """The descents on one batch, run when the first statement asks for them."""
+    """The descents on one batch, run when the first statement asks for them: on the first of the
+    batches whose dual is nowhere flat.
+    """
 
-    def __init__(self, top_k: int, layer: str, record: Record) -> None:
-        self.top_k, self.layer, self.record = top_k, layer, record
+    def __init__(self, top_k: int, batches: Sequence[tuple[str, Record]]) -> None:
+        self.top_k, self.batches = top_k, batches
 
     @cached_property
     def journeys(self) -> list[Journey]:
-        return journeys_of_record(self.record, self.top_k, self.layer)
+        *earlier, last = self.batches
+        for layer, record in earlier:
+            try:
+                return journeys_of_record(record, self.top_k, layer)
+            except HypothesisError:
+                continue
+        return journeys_of_record(last[1], self.top_k, last[0])
 
     def __iter__(self) -> Iterator[Journey]:
         return iter(self.journeys)

@@ -23,6 +23,7 @@ many are synced.) Nothing is pickled, neither writing nor reading.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 MOST_STEPS = 10**9
@@ -67,6 +68,18 @@ def first_and_last(chunk: Path) -> tuple[int, int]:
     """The first and the last step of a chunk."""
     first, last = chunk.stem.split("-")
     return int(first), int(last)
+
+
+def steps_of_chunk(name: str) -> tuple[int, int] | None:
+    """The first and the last step of a chunk, by its file's name; None for another file."""
+    found = re.fullmatch(r"(\d{9})-(\d{9})\.npz", name)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def step_of_whole(name: str) -> int | None:
+    """The step of a whole batch's scores, by its file's name; None for another file."""
+    found = re.fullmatch(r"(\d{9})\.whole\.npz", name)
+    return int(found[1]) if found else None
 
 
 def holds_one_record(chunk: Path) -> bool:

@@ -17,6 +17,7 @@ from equipoise.trace.layout import (
     chunk_paths,
     first_and_last,
     header_path,
+    is_trace,
     layer_folder,
     whole_path,
     whole_paths,
@@ -39,13 +40,17 @@ class Trace:
         self.target = header.target
         self.about = dict(header.about)
         self._chunk_of: dict[int, dict[int, Path]] = {}
+        self._experts: dict[int, int] = {}
         self._loaded: tuple[Path, Columns] | None = None
         self._samples: tuple[Path, NDArray[Any]] | None = None
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> Self:
-        """Open a trace written by TraceWriter."""
-        return cls(Path(folder), TraceHeader.load(Path(folder)))
+        """Open a trace written by TraceWriter: its folder, or that of the training it is of."""
+        folder = Path(folder)
+        if not is_trace(folder) and is_trace(folder / "trace"):
+            folder = folder / "trace"
+        return cls(folder, TraceHeader.load(folder))
 
     @property
     def groups(self) -> tuple[int, int] | None:
@@ -135,12 +140,28 @@ class Trace:
         if chunk is None:
             raise TraceError(f"{self.folder} has no step {step} of layer {self.layers[index]!r}")
         columns = self._columns(chunk)
+        self._check_experts(index, chunk, columns)
         found = np.flatnonzero(columns["step"] == step)
         if not found.size:
             raise TraceError(f"{chunk} is damaged: it does not hold step {step}")
         row = int(found[0])
         whole = whole_path(chunk.parent, step) if columns["whole"][row] else None
         return _Place(chunk, columns, row, whole)
+
+    def _check_experts(self, index: int, chunk: Path, columns: Columns) -> None:
+        """All records of a layer have the experts of its first, or of the header's target."""
+        first = min(self._chunk_of[index].items())[1]
+        experts, wanted = columns["loads"].shape[1], len(self.target or ())
+        if not wanted:
+            wanted = self._experts.setdefault(
+                index, load_columns(first, ("loads",))["loads"].shape[1]
+            )
+        if experts != wanted:
+            raise TraceError(
+                f"{chunk} is not of this trace: it has {experts} experts, the "
+                f"{'target of its header' if self.target else f'first record, in {first},'} has "
+                f"{wanted}"
+            )
 
     def _columns(self, chunk: Path) -> Columns:
         """All but the scores. The last chunk is kept, since records are mostly read in order."""

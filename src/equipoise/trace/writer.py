@@ -102,6 +102,7 @@ class TraceWriter:
         """
         index = self.trace.index(layer)
         columns = columns_of_record(step, shift, shift_after, loads, step_size, unit, scores, whole)
+        self._check_experts(index, columns)
         if whole:
             self._check_whole(step, layer, columns)
         if step <= self._last[index]:
@@ -131,6 +132,16 @@ class TraceWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _check_experts(self, index: int, columns: Columns) -> None:
+        """Records of a layer are joined to one array, and have one target."""
+        experts = columns["shift"].shape[1]
+        known = self._experts.setdefault(index, experts)
+        if experts != known:
+            raise TraceError(
+                f"layer {self.trace.layers[index]!r} has {known} experts, so a record of {experts} "
+                "cannot follow"
+            )
+
     def _check_whole(self, step: int, layer: int | str, columns: Columns) -> None:
         counted, tokens = columns["loads"].sum(), len(columns["scores"])
         if tokens * self.trace.top_k != counted:
@@ -150,6 +161,13 @@ class TraceWriter:
             max((first_and_last(path)[1] for path in each), default=-1) for each in chunks
         ]
         self._single = [sum(map(holds_one_record, each)) for each in chunks]
+        self._experts = {
+            index: load_columns(each[-1], ("loads",))["loads"].shape[1]
+            for index, each in enumerate(chunks)
+            if each
+        }
+        if self.trace.target is not None:
+            self._experts |= dict.fromkeys(range(len(chunks)), len(self.trace.target))
 
     def _join_records(self, index: int) -> None:
         """Many records into one chunk. If the process is killed halfway a record is there twice,

@@ -80,6 +80,11 @@ class Recorded(Stream):
         return batch
 
     @property
+    def training_tokens(self) -> int:
+        """In a batch of the training: more than the rows here, where scores are a sample."""
+        return int(self._trace.loads(self.layer, self.records[-1]).sum()) // self.top_k
+
+    @property
     def identity(self) -> str:
         """The header is part of it, since it says how scores were made."""
         return super().identity + self._trace.header_text

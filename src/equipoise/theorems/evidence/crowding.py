@@ -14,7 +14,7 @@ from itertools import combinations
 import numpy as np
 from numba import njit
 
-from equipoise.optimum.arrays import Floats, Ints
+from equipoise.optimum.arrays import Bools, Floats, Ints
 from equipoise.theorems.evidence.steps import UpdateStep
 
 
@@ -52,15 +52,16 @@ def near_threshold(step: UpdateStep, reach: float) -> Ints:
     A chosen expert is compared with the best one left out, an expert left out with the worst one
     chosen: that far something must move before the token's choice of k can change.
     """
-    E = step.shifted.shape[1]
-    if step.top_k == E:
-        return np.zeros(E, np.int64)
-    pair = [-step.top_k - 1, -step.top_k]
-    left_out, chosen = np.partition(step.shifted, pair, axis=1)[:, pair].T
-    distance = np.where(
-        step.before, step.shifted - left_out[:, None], chosen[:, None] - step.shifted
-    )
-    return (distance <= reach).sum(0)
+    return (threshold_distances(step.shifted, step.before, step.top_k) <= reach).sum(0)
+
+
+def threshold_distances(shifted: Floats, chosen: Bools, top_k: int) -> Floats:
+    """(T, E): how far from its token's threshold each expert's shifted score is; inf for K = E."""
+    if top_k == shifted.shape[1]:
+        return np.full(shifted.shape, np.inf)
+    pair = [-top_k - 1, -top_k]
+    best_left_out, worst_chosen = np.partition(shifted, pair, axis=1)[:, pair].T
+    return np.where(chosen, shifted - best_left_out[:, None], worst_chosen[:, None] - shifted)
 
 
 @njit(cache=True)

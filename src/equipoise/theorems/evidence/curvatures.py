@@ -15,11 +15,15 @@ import numpy as np
 
 from equipoise.expected.dual import Expected, laplacian
 from equipoise.expected.empirical import BoundaryPairs
+from equipoise.expected.laws import Law
 from equipoise.optimum.arrays import Floats
 from equipoise.optimum.loop import choose_top_k
 from equipoise.theorems.evidence.draws import SAMPLED_TOKENS, DrawnSource, Draws, draws_of
 from equipoise.theorems.registry import EvidenceKind, Setting
 from equipoise.theorems.verdict import require_hypothesis
+
+MOST_PIECES = 48
+"""into which a line of shifts is cut, or two more"""
 
 
 @dataclass(frozen=True)
@@ -79,14 +83,51 @@ class Curvature:
         )
         return (ahead.astype(np.float64) - behind) @ direction
 
+    def curvature_integral(self, direction: Floats, h: float) -> float:
+        """int_{-h}^{h} sum_{k<l} w_kl(p + s d) (d_k - d_l)^2 ds of the law, by Simpson's rule.
+
+        w is continuous in s, but has corners where the corners of two experts' densities meet, and
+        may be 0 on one side of them: the rule is applied between them.
+        """
+        expected, weight = self.require_law()
+
+        def at(s: float) -> float:
+            w = weight if s == 0 else expected.boundary_weight(self.shift + s * direction)
+            return float(direction @ laplacian(w) @ direction)
+
+        ends = smooth_pieces(expected.law, self.shift, direction, h)
+        at_ends, at_middles = [at(s) for s in ends], [at(s) for s in (ends[1:] + ends[:-1]) / 2]
+        whole = np.diff(ends) * (np.add(at_ends[1:], at_ends[:-1]) + 4 * np.array(at_middles))
+        return float(whole.sum() / 6)
+
     def predicted_curvature(self, direction: Floats) -> tuple[float, float]:
-        """sum_{k<l} w_kl (d_k - d_l)^2 (eq. 31), and its standard error."""
-        if self.exact_weight is not None:
-            return float(direction @ laplacian(self.exact_weight) @ direction), 0.0
+        """The mean of sum_{k<l} w_kl (d_k - d_l)^2 (eq. 31) within reach, and its standard error.
+
+        Of a law by its integral, of tokens by those that are tied up to the reach.
+        """
+        if self.expected is not None:
+            return self.curvature_integral(direction, self.reach) / (2 * self.reach), 0.0
         assert self.other_tokens is not None
         pairs = BoundaryPairs.of(self.other_tokens + self.shift, self.top_k)
         values = pairs.curvatures(direction, self.reach)
         return float(values.mean()), float(values.std() / np.sqrt(values.size))
+
+
+def smooth_pieces(law: Law, shift: Floats, direction: Floats, h: float) -> Floats:
+    """The s in [-h, h] between which w(p + s d) is smooth, 0 among them: where corners of two
+    experts' densities meet. Of many only some: the corners of so many bins are slight.
+    """
+    meetings = [np.array([-h, 0.0, h])]
+    for k in range(len(shift)):
+        speed = direction[k] - direction[k + 1 :]
+        at, others = law.corners[k] + shift[k], law.corners[k + 1 :] + shift[k + 1 :, None]
+        apart = others[:, :, None] - at
+        with np.errstate(divide="ignore", invalid="ignore"):
+            meetings.append((apart / speed[:, None, None]).ravel())
+    met = np.concatenate(meetings)
+    found = np.unique(np.round(met[np.abs(met) <= h] / h, 9)) * h
+    every = -(-found.size // MOST_PIECES)
+    return np.unique(np.concatenate([[-h, 0.0, h], found[::every]]))
 
 
 CurvedSource = Curvature | DrawnSource | Iterable[Curvature]

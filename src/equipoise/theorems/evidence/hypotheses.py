@@ -55,6 +55,7 @@ def deepseek_rate(step: UpdateStep) -> float:
         bool((step.sign > 0).any() and (step.sign < 0).any()),
         "loads do not sum to what the targets do",
     )
+    require_hypothesis(bool(step.moved.any()), "not DeepSeek's step: the shift did not move")
     up, down = step.moved[step.sign > 0].mean(), step.moved[step.sign < 0].mean()
     u, constant = (up - down) / 2, (up + down) / 2
     off = np.abs(step.moved - u * step.sign - constant).max()

@@ -108,7 +108,8 @@ def run_descents(
     if schedule not in STEP_SCHEDULES:
         raise ValueError(f"schedule must be one of {', '.join(STEP_SCHEDULES)}, not {schedule!r}")
     best = expected.minimiser()
-    mu = _allowed_mu(expected, best, share * expected.convexity_modulus(best), 1 - kappa)
+    mu = share * expected.convexity_modulus(best)
+    mu = _allowed_mu(expected, best, mu, 1 - kappa, rounds)
     step_sizes = 1 / (mu * np.arange(1, rounds + 1) ** (1.0 if schedule == "1/n" else 0.5))
     rng = np.random.default_rng(seed)
     shifts, regrets, squares = _descend(expected, best, step_sizes, 1 - kappa, seeds, rng)
@@ -139,15 +140,16 @@ def _descend(
 
 
 def _allowed_mu(
-    expected: Expected | EmpiricalDual, best: Floats, mu: float, diameter: float
+    expected: Expected | EmpiricalDual, best: Floats, mu: float, diameter: float, rounds: int
 ) -> float:
     """The first of mu and smaller ones that the proof's inequality allows at the shifts which a few
-    short descents by 1/(mu n) visit.
+    descents by 1/(mu n) visit, early and at their end.
     """
+    rounds = max(rounds, 10)
     while mu > 1e-12 * expected.num_tokens:
-        step_sizes = 1 / (mu * np.arange(1, 11))
+        step_sizes = 1 / (mu * np.arange(1, rounds + 1))
         shifts, _, _ = _descend(expected, best, step_sizes, diameter, 12, np.random.default_rng(1))
-        visited = shifts[[0, 1, 2, 5, 10]].reshape(-1, best.size)
+        visited = shifts[[0, 1, 2, 5, 10, rounds]].reshape(-1, best.size)
         allowed = min(curvature_between(expected, shift, best) for shift in visited)
         # other seeds visit other shifts: leave some room
         if mu <= 0.8 * allowed:

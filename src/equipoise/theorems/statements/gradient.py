@@ -40,9 +40,12 @@ def unbiased_gradient(draws: Draws) -> Slack:
     """
     draws.require_draws()
     T, pi = draws.num_tokens, draws.selection_probability
-    # one token's, then of the mean over drawn tokens and of the held-out share
-    spread = np.maximum(pi * (1 - pi), 1 / draws.held_out + 1e-12)
-    error = T * np.sqrt(spread * (1 / (T * len(draws.loads)) + 1 / draws.held_out))
+    # one token's, by all tokens: a rare expert may be missing among those held out
+    drawn = T * len(draws.loads)
+    known = np.isinf(draws.held_out)
+    share = pi if known else (draws.held_out * pi + draws.loads.sum(0)) / (draws.held_out + drawn)
+    spread = np.maximum(share * (1 - share), 1e-12)
+    error = T * np.sqrt(spread * (1 / drawn + 1 / draws.held_out))
     worst = float((np.abs(draws.loads.mean(0) - T * pi) / error).max())
     return Slack(GRADIENT_STANDARD_ERRORS - worst, f"worst expert {worst:.1f} standard errors off")
 
@@ -67,23 +70,29 @@ def gradient_variance(draws: Draws) -> Slack:
         return Slack(-float(squares.max()), "a gradient longer than full collapse gives")
     around = ((draws.loads - draws.loads.mean(0)) ** 2).sum(1)
     around *= len(around) / (len(around) - 1)
-    predicted = _predicted_variance(draws)
-    worst = _errors_off(around, predicted)
+    predicted, own = _predicted_variance(draws)
+    worst = _errors_off(around, predicted, own)
     if np.isinf(draws.held_out):
-        worst = max(worst, _errors_off(squares, draws.second_moment))
+        worst = max(worst, _errors_off(squares, draws.second_moment, 0.0))
     note = f"variance {around.mean():.4g}, predicted {predicted:.4g}"
     return Slack(GRADIENT_STANDARD_ERRORS - worst, note)
 
 
-def _predicted_variance(draws: Draws) -> float:
-    """T (K - sum pi^2). Held-out shares have a variance of their own, which is in their squares."""
-    correction = 1 - 1 / draws.held_out
-    return draws.variance / correction
+def _predicted_variance(draws: Draws) -> tuple[float, float]:
+    """T (K - sum pi^2) and its standard error. Held-out shares have a variance of their own, which
+    is in their squares.
+    """
+    predicted = draws.variance / (1 - 1 / draws.held_out)
+    if np.isinf(draws.held_out):
+        return predicted, 0.0
+    # a token adds 2 pi x to sum pi^2; where nearly all choose alike, one that does not is seen here
+    own = 2 * choose_top_k(draws.shifted, draws.top_k) @ draws.selection_probability
+    return predicted, float(draws.num_tokens * own.std() / np.sqrt(draws.held_out))
 
 
-def _errors_off(sample: Floats, predicted: float) -> float:
-    """By how many standard errors a sample's mean misses the prediction."""
-    error = max(sample.std(ddof=1) / np.sqrt(len(sample)), 1e-12)
+def _errors_off(sample: Floats, predicted: float, own: float) -> float:
+    """By how many standard errors a sample's mean misses a prediction with an error of its own."""
+    error = max(np.hypot(sample.std(ddof=1) / np.sqrt(len(sample)), own), 1e-12)
     return float(abs(sample.mean() - predicted) / error)
 
 
@@ -94,13 +103,12 @@ def second_derivative(piece: Curvature) -> Slack:
 
         d (pi(p + h d) - pi(p - h d)) = int_{-h}^{h} d Laplacian(w(p + s d)) d ds
 
-    h is a hundredth of the law's own scale (a tenth for histograms, whose pi has a corner at every
-    bin's edge); the integral is by three Gauss points, of which p is one. The
-    margin is the tolerance less the worst error, relative to the change.
+    h is a hundredth of the law's own scale (a tenth for histograms). The margin is the tolerance
+    less the worst error, relative to the change.
     """
-    expected, weight = piece.require_law()
+    expected, _ = piece.require_law()
     rough = isinstance(expected.law, Histogram)
-    tolerance, h = (0.1, 0.1 * expected.law.scale) if rough else (1e-3, 0.01 * expected.law.scale)
+    tolerance, h = (0.02, 0.1 * expected.law.scale) if rough else (1e-3, 0.01 * expected.law.scale)
     errors = []
     for direction in _directions(piece.shift.size, 1 if rough else 4):
         ahead, behind = (
@@ -108,12 +116,7 @@ def second_derivative(piece: Curvature) -> Slack:
             for sign in (1, -1)
         )
         measured = direction @ (ahead - behind)
-        outer = [
-            direction @ expected.selection_gradient(piece.shift + s * direction) @ direction
-            for s in (-h * np.sqrt(0.6), h * np.sqrt(0.6))
-        ]
-        middle = direction @ laplacian(weight) @ direction
-        predicted = h * (8 / 9 * middle + 5 / 9 * sum(outer))
+        predicted = piece.curvature_integral(direction, h)
         # what the integrals themselves may be off by
         allowed = 4 * expected.tolerance * np.abs(direction).sum()
         size = max(abs(predicted), abs(measured))

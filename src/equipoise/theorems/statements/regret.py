@@ -13,6 +13,9 @@ needs of mu is checked at the shifts that were visited:
 
     2 (f(p) - f(p*)) + mu |p - p*|^2 <= 2 <grad f(p), p - p*>
 
+"regret in hindsight" is no experiment but what happened: the batches of a training that were kept
+whole, and the shifts they were routed by.
+
 With mu = 0 that is convexity, which every dual has; a batch's own (statement 16, per-batch dual) is
 checked on trainings, between the shift before an update and the one after it.
 """
@@ -22,7 +25,9 @@ from __future__ import annotations
 import numpy as np
 
 from equipoise.optimum.arrays import Floats
+from equipoise.optimum.hindsight import Regret
 from equipoise.storage.renamed import old_names
+from equipoise.theorems.evidence.hindsights import HINDSIGHTS, LayerHindsight
 from equipoise.theorems.evidence.journeys import JOURNEYS, Journey, mean_and_error
 from equipoise.theorems.evidence.runs import STEPS
 from equipoise.theorems.evidence.steps import UpdateStep, reduced_dual
@@ -119,6 +124,33 @@ def regret_of_any_steps(journey: Journey) -> Slack:
     require_hypothesis(bool((np.diff(journey.step_sizes) <= 0).all()), "step sizes grow")
     fixed = journey.greatest_distance / (2 * journey.step_sizes[-1])
     return _regret_slack(journey, journey.step_costs + fixed)
+
+
+@statement(17, "regret in hindsight", evidence=HINDSIGHTS)
+def regret_in_hindsight(layer: LayerHindsight) -> Slack:
+    """17's first line, on what happened: the regret against the best shift p^ that stays is at most
+    its linear form, and that against each batch's own optimum is never negative,
+
+        sum_n f_n(p^n) - f_n(p^) <= sum_n <A(p^n) - L, p^n - p^>
+        sum_n f_n(p^n) >= sum_n f_n(p*_n)
+
+    No hypothesis: both follow from convexity alone. The note says what was lost, as shares of the
+    optimum's scores. The margin is the lesser slack, in score.
+    """
+    regret, best = layer.regret, layer.found.best_fixed
+    linear = sum(float(gap @ (shift - best)) for gap, shift in zip(layer.gaps, layer.shifts))
+    moved = sum(float(np.abs(gap).sum()) for gap in layer.gaps)
+    tolerance = 1e-10 * abs(regret.optimum) + layer.rounding * (moved + 1)
+    slack = slack_of_bound(float(min(linear - regret.fixed, regret.dynamic)), tolerance)
+    return Slack(slack, _loss_in_words(regret))
+
+
+def _loss_in_words(regret: Regret) -> str:
+    return (
+        f"{regret.batches} batches lost {regret.fixed_share:.2%} against the best shift that "
+        f"stays, {regret.dynamic_share:.2%} against each one's own, which moved by "
+        f"{regret.path_length:.2g} in all"
+    )
 
 
 def _regret_slack(journey: Journey, bounds: Floats) -> Slack:
