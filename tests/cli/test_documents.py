@@ -16,6 +16,7 @@ import torch
 import equipoise
 from equipoise.cli import VERBS, build_parser, main
 from equipoise.cli.train import read_train_flags
+from tests.attach.own_models import InGroups, OwnModel
 from tests.cli.test_help_examples import SMALL_TRAINING, command_words
 
 ROOT = Path(__file__).parents[2]
@@ -119,6 +120,30 @@ def hugging_face_names():
     }
 
 
+def own_layers_names():
+    layer, outside = (
+        torch.nn.Sequential(equipoise.LayerBalancer("deepseek", 8, 2)),
+        OwnModel(InGroups),
+    )
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    names = {"model": layer, "optimizer": optimizer, "other_model": outside}
+    return {**names, "hidden": torch.randn(2, 8, 16)}
+
+
+def replay_names():
+    from transformers import AutoModelForCausalLM
+
+    # in evaluation, where a replay has no shift to warn of
+    model = AutoModelForCausalLM.from_pretrained("my-model").eval()
+    ids = torch.randint(0, 64, (2, 8))
+    batch = {"input_ids": ids, "labels": ids}
+    balancing = equipoise.balance(model, "deepseek")
+    with balancing.record_experts() as recording:
+        model(**batch)
+    balancing.detach()
+    return {"model": model, "batch": batch, "experts": recording}
+
+
 def trace_names():
     balancer, scores = equipoise.balancer("deepseek", 8, top_k=6), torch.rand(128, 8)
     return {
@@ -135,11 +160,13 @@ def trace_names():
 AT_HAND = {
     "docs/how-to.md": how_to_names,
     "docs/hugging-face.md": hugging_face_names,
+    "docs/own-layers.md": own_layers_names,
+    "docs/replay.md": replay_names,
     "docs/theory/verify.md": trace_names,
 }
 TOO_EXPENSIVE = {
     "docs/arena.md:0": "records a model of one's own",
-    "docs/hugging-face.md:2": "needs peft; examples/balance_with_lora.py runs it",
+    "docs/hugging-face.md:3": "needs peft; examples/balance_with_lora.py runs it",
     "docs/training.md:0": "a training of 300 steps",
 }
 

@@ -1,5 +1,6 @@
 """Every verb is a public function of the same arguments; old flags and arguments say new ones."""
 
+import argparse
 import dataclasses
 import inspect
 import subprocess
@@ -12,20 +13,26 @@ from equipoise.cli import VERBS, build_parser, main
 from equipoise.storage.renamed import accept_old_argument
 from equipoise.training import Config
 
-RENAMED = {"arena": "run_arena", "report": "write_report"}
+RENAMED = {"arena": "run_arena", "report": "write_report", "watch": "watch_runs"}
 """verbs whose name is that of a package, which `import equipoise.arena` would put in its place"""
 TRAIN = "train"
 """its flags are the fields of its one argument, a Config (tests/training/test_config.py)"""
 ON_THE_COMMAND_LINE_ONLY = {
+    "advise": {"page": "what is shown"},
     "arena": {"every_rate": "what is shown", "page": "what is shown"},
     "solve": {
         "file": "Python has the scores themselves",
         "name": "of an array in the file",
         "out": "Python has the solution itself",
     },
+    "verify": {"details": "what is shown"},
     "compare": {"search": "what is shown"},
     "sweep": {"dry_run": "what is shown: read_grid(...).trials(...) in Python"},
-    "report": {"markdown": "printed instead of a page", "search": "printed instead of a page"},
+    "report": {
+        "markdown": "printed instead of a page",
+        "search": "printed instead of a page",
+        "animate": "drawn instead of a page: report.animation.loads.animate_loads in Python",
+    },
 }
 IN_PYTHON_ONLY = {"scores", "progress", "on_progress", "on_batch", "changes"}
 """what the command line reads from a file or shows on the terminal, and free settings of Config"""
@@ -38,11 +45,11 @@ def function_of(verb):
 def options_of(verb):
     """The actions of a verb's parser by their name, without --help, --json and old spellings."""
     parser = build_parser()._subparsers._group_actions[0].choices[verb.name]
-    hidden = {"help", "json", *ON_THE_COMMAND_LINE_ONLY.get(verb.name, {})}
+    hidden = {"help", "json", "config", *ON_THE_COMMAND_LINE_ONLY.get(verb.name, {})}
     return {
         action.dest: action
         for action in reversed(parser._actions)
-        if action.dest not in hidden and type(action).__name__ != "RenamedFlag"
+        if action.dest not in hidden and action.help != argparse.SUPPRESS
     }
 
 

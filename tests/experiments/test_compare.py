@@ -67,8 +67,23 @@ def test_earlier_schemes_and_seeds_stay(tmp_path, settings, trained_here):
 
 def test_schemes_of_other_settings_do_not_stay(tmp_path, settings, trained_here):
     compare(tmp_path, schemes=["none"], **settings)
-    [row] = compare(tmp_path, schemes=["quantile"], **{**settings, "steps": 5})
+    with pytest.warns(UserWarning, match=r"other settings, which leave its table.*: none-0"):
+        [row] = compare(tmp_path, schemes=["quantile"], **{**settings, "steps": 5})
     assert row["name"] == "quantile"
+
+
+@pytest.mark.parametrize("workers", [0, -1])
+def test_no_workers_are_refused(tmp_path, workers):
+    with pytest.raises(ValueError, match=rf"workers must be at least 1, not {workers}"):
+        compare(tmp_path, schemes=["none"], workers=workers)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"a', '{"runs": 3}'])
+def test_a_damaged_manifest_is_named(tmp_path, settings, content):
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(ValueError, match=r"manifest\.json is damaged"):
+        compare(tmp_path, schemes=["none"], **settings)
 
 
 def test_all_is_kept_in_one_file(tmp_path, settings, trained_here):

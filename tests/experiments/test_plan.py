@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from scipy.integrate import quad
+from scipy.stats import norm
 from torch.utils.flop_counter import FlopCounterMode
 
 import equipoise
@@ -73,6 +75,14 @@ def test_the_largest_of_some_normals(numbers, mean):
     assert expected_maximum(numbers) == pytest.approx(mean, abs=1e-6)
 
 
+@pytest.mark.parametrize("numbers", [8, 64, 2048, 1_000_000])
+def test_the_largest_of_many_normals(numbers):
+    def density(x):
+        return x * numbers * norm.pdf(x) * norm.cdf(x) ** (numbers - 1)
+
+    assert expected_maximum(numbers) == pytest.approx(quad(density, -10, 10, limit=200)[0])
+
+
 def test_idle_time_is_what_drawn_loads_give():
     """Draw loads as assumed, and measure the waiting by equipoise.idle_share."""
     E, gpus, m = 64, 8, 0.09
@@ -98,6 +108,8 @@ def test_other_corpora_have_no_epochs():
         ({"gpus": 0}, "gpus must be at least 1"),
         ({"utilization": 40}, "between 0 and 1, not 40"),
         ({"imbalance": -1}, "not negative"),
+        ({"gpus": 7}, "a batch of 8 sequences does not divide over 7 ranks"),
+        ({"gpus": 4, "micro_batch_size": 3}, "do not divide into micro-batches of 3"),
     ],
 )
 def test_mistakes_are_explained(options, message):

@@ -1,7 +1,5 @@
 """A small comparison made once, and its page in a real browser."""
 
-import shutil
-
 import pytest
 
 from equipoise.experiments.compare import compare
@@ -24,22 +22,6 @@ def results(texts, tmp_path_factory):  # noqa: F811
         compare(folder, schemes=SCHEMES, data=str(texts), **SETTINGS)
     report(folder)
     return folder
-
-
-@pytest.fixture(scope="session")
-def browser():
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="no playwright: the page is not looked at"
-    )
-    path = next(
-        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-    )
-    if path is None:
-        pytest.skip("no chromium on this machine: the page is not looked at")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from equipoise.report.arena.answer import arena_answer, standings
 from equipoise.report.arena.figures import arena_figures, frontier
 from equipoise.report.arena.page import write_arena_page
 from equipoise.results.arena import ArenaResults, CellResult, load_arena
-from tests.report.test_browser import BOXES
+from tests.report.test_browser import BOXES, PLACES
 
 SHEETS = ("arena-frontier", "arena-time", "arena-cells")
 PLOT = "(id) => document.getElementById(id).data"
@@ -167,14 +167,27 @@ def test_it_opens_without_errors(opened, page):
     assert [each["name"] for each in view.evaluate(PLOT, "arena-frontier")] == [
         "frontier",
         "deepseek",
-        "none",
         "curvature",
     ]
     assert view.locator("#arena-cells tbody tr:visible").count() == 4
 
 
+def test_uneven_cells_do_not_squeeze_the_frontier(opened, page):
+    view, errors = opened(page)
+    axis = "() => 10 ** document.getElementById('arena-frontier').layout.xaxis.range[1]"
+    # none leaves 0.9, ten times what the others do: it is named, and drawn only on request
+    assert view.evaluate(axis) < 0.4
+    assert "none (imbalance 0.9" in view.locator("#far-cells").text_content()
+    view.locator("#far").check()
+    assert view.evaluate(axis) > 0.9
+    assert "none" in [each["name"] for each in view.evaluate(PLOT, "arena-frontier")]
+    assert view.locator("#far-cells").text_content() == ""
+    assert errors == []
+
+
 def test_another_stream_is_drawn(opened, page):
     view, errors = opened(page)
+    view.locator("#far").check()
     before = view.evaluate(PLOT, "arena-frontier")[1]["x"]
     view.locator("#stream").select_option("windy")
     assert view.evaluate(PLOT, "arena-frontier")[1]["x"] == [2 * x for x in before]
@@ -242,7 +255,8 @@ def test_nothing_overlaps(opened, page, width):
     view, _ = opened(page, width=width)
     assert view.evaluate("() => document.documentElement.scrollWidth") <= width
     boxes = sorted(
-        (box for box in view.evaluate(BOXES) if box["parent"] == ""), key=lambda box: box["top"]
+        (box for box in view.evaluate(BOXES, PLACES) if box["parent"] == ""),
+        key=lambda box: box["top"],
     )
     assert len(boxes) > 10
     for above, below in itertools.pairwise(boxes):

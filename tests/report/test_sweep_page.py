@@ -51,8 +51,9 @@ def swept(tmp_path_factory):
             "max_violation": 0.5,
             "train_loss": 5.0,
         }
+        about = {"preset": "tiny", "balancer": "deepseek", "update_rate": None, "seed": 0}
         (trial.job.folder / "result.json").write_text(
-            json.dumps({**figures, "seconds": 1.0, "steps": 300})
+            json.dumps({**figures, **about, "seconds": 1.0, "steps": 300})
         )
     write_ranking(folder)
     report(folder)

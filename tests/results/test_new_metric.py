@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.report import report
 from equipoise.report.comparison import page
+from equipoise.report.comparison.page import report_comparison
 from equipoise.results import run
 from equipoise.results.columns import COMPARISON_KEYS, MORE_COLUMNS, Column
 from equipoise.results.comparison import rows
@@ -30,6 +30,6 @@ def test_a_new_level_appears_everywhere(micro, monkeypatch):  # noqa: F811
     assert all(row["cv"] == pytest.approx(sum(row["layers"]["cv"]) / 2) for row in logged)
     result = json.loads((folder / "result.json").read_text())
     assert result["cv"] == logged[-1]["cv"] > 0
-    text = report(folder).read_text()
-    assert "<th>variation</th>" in text
-    assert f"<td>{result['cv']:.3f}</td>" in text
+    text = report_comparison(folder).read_text()
+    assert ">variation</th>" in text
+    assert f">{result['cv']:.3f}</td>" in text

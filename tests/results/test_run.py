@@ -2,7 +2,11 @@
 
 import json
 
+import pytest
+
+from equipoise.results.comparison.rows_file import gather_rows
 from equipoise.results.run import (
+    RESULT_KEYS,
     is_finished,
     load_failure,
     load_measured,
@@ -10,6 +14,7 @@ from equipoise.results.run import (
     read_metrics,
     summarise_levels,
 )
+from equipoise.results.sweep import load_manifest, load_sweep
 
 
 def test_levels_are_means_over_layers():
@@ -36,6 +41,40 @@ def test_a_run_that_has_not_finished(tmp_path):
     assert load_failure(tmp_path) is None
     (tmp_path / "failure.json").write_text('{"error": "no memory"}')
     assert load_failure(tmp_path) == "no memory"
-    (tmp_path / "result.json").write_text('{"validation_loss": 3.5}')
+    result = {**dict.fromkeys(RESULT_KEYS, 0), "validation_loss": 3.5}
+    (tmp_path / "result.json").write_text(json.dumps(result))
     assert is_finished(tmp_path)
     assert load_result(tmp_path)["validation_loss"] == 3.5
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"validation_loss": 3.5}', "[" * 100_000])
+def test_a_damaged_result_is_named(tmp_path, content):
+    (tmp_path / "result.json").write_text(content)
+    (tmp_path / "failure.json").write_text(content)
+    with pytest.raises(ValueError, match=r"result\.json is damaged: .*train again"):
+        load_result(tmp_path)
+    with pytest.raises(ValueError, match=r"failure\.json is damaged"):
+        load_failure(tmp_path)
+    with pytest.raises(ValueError, match=r"result\.json is damaged"):
+        gather_rows(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{}", '{"preset": 1, "steps": 1, "seeds": 1, "schemes": [{}], "runs": {}}'],
+)
+def test_a_damaged_manifest_is_named(tmp_path, content):
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(ValueError, match=r"manifest\.json is damaged"):
+        gather_rows(tmp_path)
+    with pytest.raises(ValueError, match=r"manifest\.json is damaged"):
+        load_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"best": [1], "rows": [{}], "failed": [], "unfinished": []}']
+)
+def test_a_damaged_table_of_a_sweep_is_named(tmp_path, content):
+    (tmp_path / "table.json").write_text(content)
+    with pytest.raises(ValueError, match=r"table\.json is damaged"):
+        load_sweep(tmp_path)

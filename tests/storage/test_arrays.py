@@ -90,3 +90,13 @@ def test_a_failed_write_leaves_what_was_there(tmp_path):
         write_arrays(path, {"a": np.zeros(3, complex)})
     assert np.array_equal(read_array(path), SCORES)
     assert [file.name for file in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+def test_nobody_is_told_to_unpickle(tmp_path):
+    garbage, objects = tmp_path / "garbage.npy", tmp_path / "objects.npy"
+    garbage.write_bytes(b"no array at all")
+    np.save(objects, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    for path in (garbage, objects):
+        with pytest.raises(ValueError, match="cannot be read") as found:
+            read_array(path)
+        assert "allow_pickle" not in str(found.value)

@@ -1,8 +1,12 @@
 """Arrays of an .npz, loaded and mapped: the same, and damage is reported as a ValueError."""
 
+import io
+import zipfile
+
 import numpy as np
 import pytest
 
+from equipoise.storage.arrays import read_array
 from equipoise.storage.npz import load_npz, map_npz
 
 ARRAYS = {
@@ -73,3 +77,33 @@ def test_compressed_files_are_not_mapped(tmp_path):
     np.testing.assert_array_equal(
         load_npz(tmp_path / "x.npz", ["matrix"])["matrix"], ARRAYS["matrix"]
     )
+
+
+def with_bits_set(path):
+    """The archive, said to be encrypted in both of its headers."""
+    content = bytearray(path.read_bytes())
+    content[content.find(b"PK\x03\x04") + 6] |= 1
+    content[content.find(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("read", [lambda path: load_npz(path, ["scores"]), read_array])
+def test_encrypted_and_exploding_archives_are_refused(tmp_path, read):
+    path = tmp_path / "x.npz"
+    np.savez(path, scores=np.zeros((2, 3)))
+    with_bits_set(path)
+    with pytest.raises(ValueError, match="encrypted"):
+        read(path)
+    header = io.BytesIO()
+    shape = {"descr": "<f4", "fortran_order": False, "shape": (2**24, 8)}
+    np.lib.format.write_array_header_1_0(header, shape)
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+        archive.open("scores.npy", "w") as file,
+    ):
+        file.write(header.getvalue())
+        for _ in range(32):
+            file.write(bytes(2**24))
+    assert path.stat().st_size < 2**22
+    with pytest.raises(ValueError, match=r"would unpack to 536,871,\d+ bytes"):
+        read(path)

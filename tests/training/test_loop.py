@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import sys
 import types
 from pathlib import Path
@@ -12,8 +13,10 @@ import torch
 
 import equipoise
 from equipoise.trace import Trace
-from equipoise.training import loop, observers, train
+from equipoise.training import loop, train
 from equipoise.training.config import read_config
+from equipoise.training.observers import tensorboard
+from equipoise.training.trainer import Trainer
 from tests.training.micro import rows, without_times
 
 
@@ -26,6 +29,7 @@ def test_every_run_says_what_it_was(micro):
     about = json.loads((folder / "run.json").read_text())
     assert about["corpus"]["digest"] == result["corpus_digest"]
     assert about["versions"]["torch"] == torch.__version__
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", about["date"])
     assert result["tokens"] == 8 * 4 * 16
     assert {
         "validation_loss",
@@ -166,8 +170,24 @@ def test_bfloat16_trains_with_float32_weights(micro):
 def test_folders_are_not_overwritten(micro):
     config = micro(steps=2)
     train(config)
-    with pytest.raises(ValueError, match="already holds a run: pass --resume to continue it"):
-        train(config)
+    for left in ("run.json", "result.json", "step-00000002"):
+        with pytest.raises(ValueError, match=rf"already holds a run \({left}\): pass --resume"):
+            train(config)
+        # a new run would take the old one's checkpoints for its own
+        (Path(config.out) / left).unlink(missing_ok=True)
+
+
+def test_scores_that_are_not_finite_name_the_step(micro, monkeypatch):
+    real = Trainer._forward_backward
+
+    def failing(self, number, keep_scores):
+        if number == 3:
+            raise ValueError("scores are not finite")
+        return real(self, number, keep_scores)
+
+    monkeypatch.setattr(Trainer, "_forward_backward", failing)
+    with pytest.raises(ValueError, match="in step 3 of the training: scores are not finite"):
+        train(micro())
 
 
 @pytest.mark.parametrize("changes", [{"batch_size": 4, "micro_batch_size": 3}])
@@ -185,9 +205,11 @@ def test_a_terminal_sees_progress(micro, monkeypatch, capsys):
     assert shown.out == ""
 
 
-def test_elsewhere_it_is_quiet(micro, capfd):
+def test_elsewhere_there_are_lines_and_no_bar(micro, capfd):
     train(micro(steps=2))
-    assert capfd.readouterr() == ("", "")
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert [line.split()[0] for line in err.splitlines()] == ["training", "step"]
 
 
 def test_tensorboard_is_reported(micro, monkeypatch):
@@ -201,20 +223,61 @@ def test_tensorboard_is_reported(micro, monkeypatch):
         def add_scalar(self, name, value, step):
             written.append((name, value, step))
 
+        def add_image(self, name, pixels, step, dataformats):
+            written.append((name, pixels.shape[2], step))
+
         def close(self):
             written.append(("closed", 0, 0))
 
     fake = types.ModuleType("torch.utils.tensorboard")
     fake.SummaryWriter = Writer
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
-    monkeypatch.setattr(observers, "has_tensorboard", lambda: True)
-    config = micro(steps=3)
+    monkeypatch.setitem(sys.modules, "tensorboard", types.ModuleType("tensorboard"))
+    config = micro(steps=3, log_to="tensorboard", update_rate=0.5)
     train(config)
     losses = [value for name, value, _ in written if name == "train/loss"]
     assert losses == [row["loss"] for row in rows(config, "train")]
     assert written[0] == ("from", 1, 0)
     assert written[-1][0] == "closed"
-    assert ("train/imbalance/1", rows(config, "train")[2]["layers"]["imbalance"][1], 3) in written
+    for name in ("imbalance", "max_violation", "idle_share"):
+        sent = [value for key, value, _ in written if key == f"balance/{name}"]
+        assert sent == pytest.approx([row[name] for row in rows(config, "train")])
+    switched = [value for key, value, _ in written if key == "balance/switched_share"]
+    # a step of 0.5 moves nearly every choice of softmax scores
+    assert len(switched) == 3
+    assert max(switched) > 0.5
+    pictures = [(layers, step) for key, layers, step in written if key == "balance/loads"]
+    assert pictures == [(3, 1), (3, 3)]
+    last = rows(config, "validation")[-1]
+    assert ("validation/imbalance", pytest.approx(last["imbalance"]), 3) in written
+
+
+@pytest.mark.parametrize(
+    ("log_to", "there", "folder"),
+    [
+        ("auto", True, "run/tensorboard"),
+        ("auto", False, None),
+        ("none", True, None),
+        ("tensorboard", False, "run/tensorboard"),
+        ("tensorboard:logs/a:b", True, "logs/a:b"),
+    ],
+)
+def test_where_event_files_go(log_to, there, folder, monkeypatch):
+    monkeypatch.setattr(tensorboard, "has_tensorboard", lambda: there)
+    found = tensorboard.tensorboard_folder(log_to, Path("run"))
+    assert found == (None if folder is None else Path(folder))
+
+
+@pytest.mark.parametrize("log_to", ["wandb", "tensorboard:", "tensorboards", "none:a", ""])
+def test_other_trackers_are_refused(log_to, micro):
+    with pytest.raises(ValueError, match="log_to must be auto, none, tensorboard or"):
+        micro(log_to=log_to)
+
+
+def test_where_it_logs_may_change_on_resuming(micro):
+    config = micro(steps=2)
+    train(config)
+    assert train(micro(steps=2, resume=True, log_to="none"))["steps"] == 2
 
 
 def test_figures_are_measured_against_the_target(micro):

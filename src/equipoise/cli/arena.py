@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from equipoise.cli.contest_options import add_contest_options, contest_settings
+from equipoise.cli.lists import add_list_option
 from equipoise.cli.progress import progress_bar
 from equipoise.cli.verb import Verb
 from equipoise.storage.json_files import json_text
@@ -22,18 +23,21 @@ if TYPE_CHECKING:
 LEGEND = (
     "Steady: mean imbalance of the last third of the steps. Floor: what chance alone leaves. "
     "Steps: until within 2x the floor. Affinity: chosen scores over those of the exact optimum, "
-    "above 1 where loads are uneven. Switch: tokens an update sends elsewhere. Idle: device time "
-    "lost waiting. In a replay the router does not react; in a training it does."
+    "above 1 where loads are uneven. Idle: device time "
+    "lost waiting. Regret: what the shifts lost against the best one that stays, of the optimum's "
+    "scores; below 0 where following did better. In a replay the router does not react; in a "
+    "training it does."
 )
+NOT_ON_TERMINALS = ("switched", "dynamic_regret")
 
 
 def _add_arena_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add_list_option(
+        parser,
         "streams",
-        nargs="*",
         default=(),
         metavar="STREAM",
-        help="a built-in one, or a trace: FOLDER or FOLDER:LAYER",
+        help="a built-in one, or a run or a trace: FOLDER or FOLDER:LAYER",
     )
     parser.add_argument(
         "--tally-every",
@@ -57,7 +61,7 @@ def _run_arena_verb(options: argparse.Namespace) -> None:
     from equipoise import run_arena
 
     if options.page:
-        _check_page(options.page)
+        check_page_path(options.page)
     if not options.json:
         import_optional("rich", extra="report")
     with progress_bar("cells") as advance:
@@ -80,7 +84,7 @@ def _run_arena_verb(options: argparse.Namespace) -> None:
         _show_page(options, results)
 
 
-def _check_page(path: str) -> None:
+def check_page_path(path: str) -> None:
     """What would keep the page from being written is reported before minutes of work."""
     import_optional("plotly.offline", extra="report")
     if Path(path).is_dir():
@@ -124,6 +128,8 @@ def cell_table(cells: Sequence[CellResult]) -> Table:
 
     from equipoise.results.columns import ARENA_COLUMNS
 
+    # the page and --json have them all; so many fit 80 columns
+    columns = [each for each in ARENA_COLUMNS if each.key not in NOT_ON_TERMINALS]
     lag = "unknown under groups" if cells[0].lag_one is None else f"{cells[0].lag_one:.4f}"
     # a folder or a layer may have any name: brackets in it are no markup
     name = escape(cells[0].stream)
@@ -136,12 +142,12 @@ def cell_table(cells: Sequence[CellResult]) -> Table:
         collapse_padding=True,
     )
     table.add_column("balancer", no_wrap=True)
-    for column in ARENA_COLUMNS:
+    for column in columns:
         table.add_column(column.short, justify="right", no_wrap=True)
     best = min(cell.steady_imbalance for cell in cells)
     for cell in sorted(cells, key=lambda cell: cell.steady_imbalance):
         even = cell.steady_imbalance == best
-        figures = (column.text(getattr(cell, column.key)) for column in ARENA_COLUMNS)
+        figures = (column.text(getattr(cell, column.key)) for column in columns)
         table.add_row(cell.balancer, *figures, style="bold green" if even else "")
     return table
 
@@ -154,7 +160,7 @@ ARENA = Verb(
     examples=(
         "equipoise arena",
         "equipoise arena drift --balancers deepseek curvature --rates 1e-4 1e-3",
-        "equipoise arena runs/a/trace --out runs/arena  # the same command again continues",
+        "equipoise arena runs/a --out runs/arena  # the same command again continues",
         "equipoise arena e256-groups --devices 64 --json > cells.json",
         "equipoise arena drift topics --page arena.html",
     ),

@@ -5,22 +5,29 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from equipoise.cli.verb import Verb, add_workers_option, given_options
+from equipoise.cli.lists import add_list_option
+from equipoise.cli.verb import Verb, add_json_flag, add_workers_option, given_options
 from equipoise.storage.json_files import json_text
 
 
 def _add_compare_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default="results", metavar="FOLDER", help="default: %(default)s")
     parser.add_argument("--preset", default="tiny", help="of every training (default: %(default)s)")
-    parser.add_argument(
-        "--schemes", nargs="+", metavar="NAME", help="which ones (default: all eight)"
+    add_list_option(
+        parser,
+        "--schemes",
+        alias="--balancers",
+        metavar="NAME",
+        help="which ones (default: all eight)",
     )
     parser.add_argument("--seeds", type=int, default=1, help="how many (default: %(default)s)")
     add_workers_option(
         parser, "trainings side by side (default: a core each, at most 2)", old="--at-once"
     )
     parser.add_argument("--steps", type=int, help="instead of the preset's")
-    parser.add_argument("--data", help="instead of the preset's")
+    parser.add_argument(
+        "--data", metavar="PATH", help="instead of the preset's: docstrings, wikitext-103, or texts"
+    )
     parser.add_argument(
         "--settled",
         action="store_true",
@@ -31,7 +38,7 @@ def _add_compare_options(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="of `equipoise sweep paper-tiny`: for the paper's observation on u",
     )
-    parser.add_argument("--json", action="store_true", help="print the table as JSON")
+    add_json_flag(parser, "the rows as JSON")
 
 
 def _run_compare_verb(options: argparse.Namespace) -> None:

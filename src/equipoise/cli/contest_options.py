@@ -6,23 +6,25 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+from equipoise.cli.lists import add_list_option
 from equipoise.cli.verb import add_json_flag, add_workers_option
 
 _SHARED = ("balancers", "rates", "steps", "tokens", "seed", "devices", "out", "workers")
 
 
 def add_contest_options(parser: argparse.ArgumentParser, default_balancers: str) -> None:
-    parser.add_argument(
+    add_list_option(
+        parser,
         "--balancers",
-        nargs="+",
+        alias="--schemes",
         metavar="NAME",
         default=(),
         help=f"which ones (default: {default_balancers})",
     )
-    parser.add_argument(
+    add_list_option(
+        parser,
         "--rates",
-        nargs="+",
-        type=float,
+        kind=float,
         metavar="U",
         help="for every rule that has a rate (default: its own)",
     )

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from equipoise.cli.lists import add_list_option
 from equipoise.cli.progress import progress_bar
 from equipoise.cli.verb import Verb, add_json_flag
 from equipoise.storage.json_files import json_text
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
 
 
 def _add_demo_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add_list_option(
+        parser,
         "--balancers",
-        nargs="+",
+        alias="--schemes",
         metavar="NAME",
         default=(),
         help="which ones (default: all that set a shift)",

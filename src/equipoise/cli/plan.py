@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 def _add_plan_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("preset", help="tiny, small, deepseekmoe-1b or deepseekmoe-3b")
+    parser.add_argument(
+        "preset", metavar="PRESET", help="tiny, small, deepseekmoe-1b or deepseekmoe-3b"
+    )
     parser.add_argument("--gpus", type=int, default=8, help="how many (default: %(default)s)")
     parser.add_argument("--gpu", default="H100", help="which, by name (default: %(default)s)")
     parser.add_argument(
@@ -52,16 +54,11 @@ def _run_plan_verb(options: argparse.Namespace) -> None:
 
 def _show_plan(made: TrainingPlan) -> None:
     from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
 
     from equipoise.experiments.plan import assumptions
+    from equipoise.results.terminal_table import terminal_table
 
-    table = Table(
-        title=escape(f"{made.preset} on {made.gpus} x {made.gpu}"),
-        show_header=False,
-        title_justify="left",
-    )
+    table = terminal_table((), title=f"{made.preset} on {made.gpus} x {made.gpu}")
     for row in plan_rows(made):
         table.add_row(*row)
     console = Console(highlight=False)

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import argparse
 
+from equipoise.cli.lists import add_list_option, split_list
 from equipoise.cli.progress import progress_bar
 from equipoise.cli.verb import RenamedFlag, Verb
 
 
 def _add_record_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "folder", metavar="MODEL_DIR", help="the folder of a training, or of a Hugging Face model"
+        "folder", metavar="FOLDER", help="the folder of a training, or of a Hugging Face model"
     )
     parser.add_argument(
         "--out", required=True, metavar="FOLDER", help="where the trace goes: a new folder"
     )
     parser.add_argument(
-        "--text",
         "--data",
-        dest="data",
+        metavar="PATH",
         help="a text file or folder (default, for a training: its own texts)",
     )
+    parser.add_argument("--text", dest="data", action=RenamedFlag, new="--data")
     parser.add_argument(
         "--batches",
         type=int,
@@ -32,10 +33,12 @@ def _add_record_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-size", type=int, help="sequences in a batch (default: the training's, or 8)"
     )
-    parser.add_argument(
-        "--layers", nargs="+", default=(), metavar="NAME", help="only these; * stands for anything"
+    add_list_option(
+        parser, "--layers", default=(), metavar="NAME", help="only these; * stands for anything"
     )
-    parser.add_argument("--layer", dest="layers", nargs="+", action=RenamedFlag, new="--layers")
+    parser.add_argument(
+        "--layer", dest="layers", nargs="+", type=split_list(), action=RenamedFlag, new="--layers"
+    )
     models = parser.add_argument_group("of a Hugging Face model only")
     models.add_argument(
         "--sequence-length",
@@ -81,8 +84,8 @@ RECORD = Verb(
     "is run). Nothing learns.",
     examples=(
         "equipoise record runs/a --out scores/a",
-        "equipoise record runs/a --text my_texts/ --batches 50 --out scores/b",
-        "equipoise record my-model/ --text my_texts/ --batch-size 4 --sequence-length 1024 "
+        "equipoise record runs/a --data my_texts/ --batches 50 --out scores/b",
+        "equipoise record my-model/ --data my_texts/ --batch-size 4 --sequence-length 1024 "
         "--out scores/c",
         "equipoise arena scores/c",
     ),

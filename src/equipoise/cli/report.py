@@ -14,8 +14,8 @@ def _add_report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folder",
         metavar="FOLDER",
-        help="of `equipoise compare`, `sweep`, `arena --out` or `train`; or the rows.json of "
-        "a comparison",
+        help="of `equipoise compare`, `sweep`, `arena --out` or `train`, which may still run; or "
+        "the rows.json of a comparison",
     )
     parser.add_argument(
         "--out",
@@ -37,19 +37,44 @@ def _add_report_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--to",
-        metavar="DIR",
+        metavar="FOLDER",
         help="where pictures and their data go (default: figures/ beside the page)",
+    )
+    parser.add_argument(
+        "--price",
+        type=float,
+        metavar="MONEY",
+        help="of a device hour: a comparison's page tells idle time in money too",
+    )
+    parser.add_argument(
+        "--animate",
+        metavar="FILE",
+        help="draw the loads over the training, and no page: a .gif moves, a .png stands still",
     )
 
 
 def _run_report_verb(options: argparse.Namespace) -> None:
     from equipoise import write_report
 
+    if options.animate:
+        _animate(options)
+        return
     if options.markdown or options.search:
         _print_markdown(options)
         return
-    written = write_report(options.folder, options.out, figures=options.figures, to=options.to)
+    written = write_report(
+        options.folder, options.out, figures=options.figures, to=options.to, price=options.price
+    )
     print("\n".join(map(str, [written.page, *written.pictures])))
+
+
+def _animate(options: argparse.Namespace) -> None:
+    from equipoise.report.animation.loads import animate_loads
+
+    others = ("markdown", "search", "figures", "out", "to", "price")
+    if used := [f"--{name}" for name in others if getattr(options, name) not in (None, False)]:
+        raise ValueError(f"--animate draws loads and no page: use it without {', '.join(used)}")
+    print(animate_loads(options.folder, options.animate))
 
 
 def _print_markdown(options: argparse.Namespace) -> None:
@@ -93,6 +118,8 @@ REPORT = Verb(
         "equipoise report runs/a --out a.html",
         "equipoise report results/rows.json --markdown",
         "equipoise report results --figures pdf --to paper/figures",
+        "equipoise report results --price 2.50",
+        "equipoise report runs/a --animate loads.gif",
     ),
     add_options=_add_report_options,
     run=_run_report_verb,

@@ -96,6 +96,7 @@ def _solution_figures(solution: Solution, evaluation: Evaluation | None) -> dict
         "rounding_bound": solution.rounding_bound,
         "rounded_target": solution.rounded_target,
         "seconds": solution.seconds,
+        "loading_seconds": solution.loading_seconds,
         "passes": solution.passes,
         "loads": solution.loads.tolist(),
         "shift": solution.shift.tolist(),
@@ -114,16 +115,11 @@ def _solution_figures(solution: Solution, evaluation: Evaluation | None) -> dict
 
 def _show_solution(solution: Solution, evaluation: Evaluation | None, scores: Any) -> None:
     from rich.console import Console
-    from rich.table import Table
+
+    from equipoise.results.terminal_table import terminal_table
 
     T, E = scores.shape
-    table = Table(
-        title=f"{T:,} tokens, {E} experts, top-{solution.top_k}",
-        title_justify="left",
-        show_header=False,
-    )
-    table.add_column("what")
-    table.add_column("figure", justify="right")
+    table = terminal_table((), title=f"{T:,} tokens, {E} experts, top-{solution.top_k}")
     for row in _solution_rows(solution, T):
         table.add_row(*row)
     if evaluation is not None:
@@ -147,7 +143,8 @@ def _solution_rows(solution: Solution, num_tokens: int) -> list[tuple[str, str]]
         ("mean score of a choice", f"{solution.value / (num_tokens * solution.top_k):.6g}"),
         ("gap to the dual", f"{solution.gap:.3g}  (rounding allows {solution.rounding_bound:.2g})"),
         ("shift, least to greatest", f"{solution.shift.min():.6g} to {solution.shift.max():.6g}"),
-        ("time", f"{solution.seconds:.3f} s, {solution.passes:.1f} passes"),
+        ("time, solving", f"{solution.seconds:.3f} s, {solution.passes:.1f} passes"),
+        ("time, loading kernels", f"{solution.loading_seconds:.3f} s"),
     ]
 
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from equipoise.cli.verb import Verb, add_workers_option
+from equipoise.cli.verb import Verb, add_json_flag, add_workers_option
 from equipoise.storage.json_files import json_text
 
 
@@ -43,7 +43,7 @@ def _add_sweep_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="only say which trainings there would be"
     )
-    parser.add_argument("--json", action="store_true", help="print the tables as JSON")
+    add_json_flag(parser, "the tables as JSON")
 
 
 def _run_sweep_verb(options: argparse.Namespace) -> None:
@@ -91,8 +91,8 @@ SWEEP = Verb(
     description="Train every combination of the values in a grid and find each scheme's best "
     "setting by validation loss. The same command continues where it was stopped; several at once, "
     "on one machine or many, share the work.",
-    notes="""grids: demo (13 runs, a minute), paper (the paper's search: 216 runs of the 1B model),
-or a YAML file:
+    notes="""grids: demo (13 runs, a minute), paper (the paper's search: 216 runs of the 1B
+model), or a YAML file:
   base: {preset: tiny, steps: 100}
   axes:
     balancer: [deepseek, aux]

@@ -5,10 +5,12 @@ defaults.
 from __future__ import annotations
 
 import argparse
+import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from equipoise.cli.lists import split_list
 from equipoise.cli.verb import Verb
 from equipoise.storage.json_files import json_text
 from equipoise.storage.optional import import_optional
@@ -18,9 +20,10 @@ if TYPE_CHECKING:
 
 
 def _run_train_verb(options: argparse.Namespace) -> None:
+    early, config = read_train_flags(options.arguments)
+    # after the flags, which --help and every mistake end with: it takes seconds to load
     from equipoise import train
 
-    early, config = read_train_flags(options.arguments)
     result = train(config)
     if not result:
         # not the first rank
@@ -55,8 +58,32 @@ def parse_config(arguments: Sequence[str], base: Config) -> Config:
     tyro = import_optional("tyro", extra="train")
     description = f"{TRAIN.description}\n\n{TRAIN.epilog}"
     return tyro.cli(
-        Config, prog="equipoise train", description=description, args=list(arguments), default=base
+        Config,
+        prog="equipoise train",
+        description=description,
+        args=_split_lists(arguments, Config),
+        default=base,
     )
+
+
+def _split_lists(arguments: Sequence[str], config: type) -> list[str]:
+    """The words with `--histogram-steps 10,20` as `--histogram-steps 10 20`."""
+    lists = {
+        f"--{name.replace('_', '-')}"
+        for name, kind in typing.get_type_hints(config).items()
+        if typing.get_origin(kind) is tuple
+    }
+    words: list[str] = []
+    in_list = False
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        if argument.startswith("--"):
+            in_list = flag.replace("_", "-") in lists
+            if in_list and equals:
+                words += [flag, *split_list()(value)]
+                continue
+        words += split_list()(argument) if in_list and "," in argument else [argument]
+    return words
 
 
 def _base_config(name: str | None, file: str | None) -> Config:
@@ -85,7 +112,8 @@ TRAIN = Verb(
     "train",
     help="train a DeepSeekMoE with any balancer",
     description="Train a DeepSeekMoE with any balancer.",
-    notes="""--config FILE reads a YAML file first; --json prints the result as JSON; --measure
+    notes="""--config FILE reads a YAML or TOML file first; --json prints the result as
+JSON; --measure
 writes measured.json beside it, which has the run against the exact optimum
 (docs/experiments.md).""",
     examples=(

@@ -13,7 +13,9 @@ from equipoise.storage.json_files import json_text
 
 def _add_tune_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "stream", metavar="STREAM", help="a built-in one, or a layer of a trace: FOLDER:LAYER"
+        "stream",
+        metavar="STREAM",
+        help="a built-in one, or a layer of a run or a trace: FOLDER:LAYER",
     )
     add_contest_options(parser, "all causal ones")
 

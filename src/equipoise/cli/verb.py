@@ -8,9 +8,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from equipoise.cli.config_file import CONFIG_HELP
+from equipoise.cli.lists import flatten_list
+
+HELP_WIDTH = 79
+"""columns of a line of --help that argparse does not break itself"""
 
 
 @dataclass(frozen=True)
@@ -53,11 +60,12 @@ class Verb:
             parser = verbs.add_parser(
                 self.name,
                 help=self.help,
-                description=self.description,
+                description=textwrap.fill(self.description, HELP_WIDTH),
                 epilog=self.epilog,
                 formatter_class=argparse.RawDescriptionHelpFormatter,
             )
             self.add_options(parser)
+            parser.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
         parser.set_defaults(run=self.run, extra=self.extra)
         return parser
 
@@ -79,7 +87,7 @@ class RenamedFlag(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         print(f"equipoise: {option_string} is now called {self.new}", file=sys.stderr)
-        setattr(namespace, self.dest, values)
+        setattr(namespace, self.dest, flatten_list(values))
 
 
 def add_json_flag(parser: argparse.ArgumentParser, what: str = "the results as JSON") -> None:

@@ -12,6 +12,8 @@ from equipoise.storage.json_files import json_text
 from equipoise.storage.optional import import_optional
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from equipoise.theorems import Verdict
     from equipoise.trace import Trace
 
@@ -24,14 +26,17 @@ def _add_verify_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "trace",
         nargs="?",
-        metavar="TRACE",
-        help="a trace's folder (default: the built-in problems)",
+        metavar="FOLDER",
+        help="of a training, or of a trace (default: the built-in problems)",
     )
     parser.add_argument(
         "--batches",
         type=int,
         default=16,
         help="how many of a trace's whole batches to look at (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--details", action="store_true", help="show every statement with its margin, in a table"
     )
     add_json_flag(parser, "the verdicts as JSON")
 
@@ -49,7 +54,7 @@ def _run_verify_verb(options: argparse.Namespace) -> None:
         found = verify(trace, batches=options.batches)
         print(json_text([verdict._asdict() for verdict in found]))
     else:
-        found = _show_verdicts(trace, options.batches)
+        found = _show_verdicts(trace, options.batches, options.details)
     if refuted_verdicts(found):
         raise SystemExit(1)
 
@@ -59,12 +64,11 @@ def refuted_verdicts(found: Sequence[Verdict]) -> list[Verdict]:
     return [verdict for verdict in found if verdict.refuted]
 
 
-def _show_verdicts(trace: Trace | None, batches: int) -> list[Verdict]:
+def _show_verdicts(trace: Trace | None, batches: int, details: bool) -> list[Verdict]:
     import_optional("rich", extra="report")
     from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
 
+    from equipoise.cli.verdict_groups import grouped_lines, verdict_summary
     from equipoise.theorems.verify import iterate_verdicts
 
     console, found = Console(), []
@@ -73,19 +77,29 @@ def _show_verdicts(trace: Trace | None, batches: int) -> list[Verdict]:
             found.append(verdict)
             status.update(f"checked {verdict.name}")
     about = "the built-in problems" if trace is None else f"{trace.folder}"
-    title = f"The paper's statements on {about}"
-    if console.width >= _TABLE_WIDTH:
-        table = Table(title=escape(title), title_justify="left")
-        for heading in HEADINGS:
-            table.add_column(heading, justify="right" if heading in ("margin", "step") else "left")
-        for verdict in found:
-            table.add_row(*(escape(cell) for cell in verdict_cells(verdict)))
-        console.print(table)
+    lines = [verdict_summary(found), f"The paper's statements on {about}."]
+    console.print(*lines, "", sep="\n", markup=False, highlight=False, soft_wrap=True)
+    if details:
+        _show_details(console, found)
     else:
-        text = "\n".join([title, *narrow_lines(found, console.width)])
-        console.print(text, markup=False, highlight=False)
-    console.print(verdict_summary(found), markup=False)
+        text = "\n".join(grouped_lines(found, console.width))
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
     return found
+
+
+def _show_details(console: Console, found: Sequence[Verdict]) -> None:
+    from rich.markup import escape
+
+    from equipoise.results.terminal_table import terminal_table
+
+    if console.width < _TABLE_WIDTH:
+        text = "\n".join(narrow_lines(found, console.width))
+        console.print(text, markup=False, highlight=False)
+        return
+    table = terminal_table(HEADINGS, left=("applies", "holds", "why"))
+    for verdict in found:
+        table.add_row(*(escape(cell) for cell in verdict_cells(verdict)))
+    console.print(table)
 
 
 def narrow_lines(found: Sequence[Verdict], width: int) -> Iterator[str]:
@@ -112,35 +126,16 @@ def verdict_cells(verdict: Verdict) -> tuple[str, str, str, str, str, str]:
     return verdict.name, "yes", holds, f"{verdict.margin:.3g}", str(verdict.worst_step), why
 
 
-def verdict_summary(found: Sequence[Verdict]) -> str:
-    """How many statements apply and hold; and whether the trace is damaged."""
-    from equipoise.theorems.contradictions import AGREEMENT
-
-    assumed = [verdict for verdict in found if verdict.is_assumption]
-    statements = [
-        verdict for verdict in found if verdict.name != AGREEMENT and not verdict.is_assumption
-    ]
-    applied, wrong = sum(each.applies for each in statements), len(refuted_verdicts(statements))
-    line = f"{applied} of {len(statements)} apply; "
-    if not applied:
-        line += "nothing was checked"
-    else:
-        line += f"{wrong} do not hold" if wrong else "all of them hold"
-    failed = sum(each.applies and not each.holds for each in assumed)
-    if failed:
-        line += f"; {failed} of {len(assumed)} assumptions do not"
-    damaged = any(verdict.name == AGREEMENT for verdict in found)
-    return line + ("; the trace is damaged: it contradicts itself" if damaged else "")
-
-
 VERIFY = Verb(
     "verify",
     help="check the paper's statements, on built-in problems or on a training's trace",
-    description="Check every numbered statement of the paper. Exits with 1 if something that "
+    description="Check every numbered statement of the paper: the verdict, then what does not "
+    "hold or does not apply, and why. Exits with 1 if something that "
     "applies does not hold, or if the trace contradicts itself.",
     examples=(
         "equipoise verify",
-        "equipoise verify run/trace",
+        "equipoise verify runs/a",
+        "equipoise verify run/trace --details",
         "equipoise verify run/trace --json > all.json",
     ),
     add_options=_add_verify_options,

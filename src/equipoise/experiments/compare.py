@@ -14,8 +14,8 @@ and seeds of earlier calls stay in the table while their runs have the same sett
 
 from __future__ import annotations
 
-import contextlib
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,13 @@ from equipoise.results.comparison.rows_file import (
     ROWS_FILE,
     ComparisonManifest,
     gather_rows,
+    load_comparison_manifest,
     write_rows,
 )
-from equipoise.results.run import is_finished, load_json
+from equipoise.results.run import is_finished
 from equipoise.storage.atomic import write_json
 from equipoise.storage.locks import lock_folder
+from equipoise.storage.output_path import output_path
 from equipoise.storage.renamed import accept_old_argument
 from equipoise.training.config import preset as training_preset
 from equipoise.training.data.corpus import prepare_corpus
@@ -69,7 +71,9 @@ def compare(
     """
     if seeds < 1:
         raise ValueError(f"at least one seed, not {seeds}")
-    folder = Path(out)
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers must be at least 1, not {workers}")
+    folder = output_path(out)
     names = [scheme.name for scheme in choose_schemes(schemes)]
     jobs = plan_runs(folder, preset, names, seeds, changes)
     # under torchrun rank 0 writes the table
@@ -119,16 +123,26 @@ def earlier_runs(
     in the table.
     """
     path = folder / COMPARISON_MANIFEST
-    known = load_json(path).get("runs", {}) if path.exists() else {}
-    names, found = {scheme.name for scheme in SCHEMES}, []
+    known = load_comparison_manifest(folder)["runs"] if path.exists() else {}
+    names = {scheme.name for scheme in SCHEMES}
+    found: list[Job] = []
+    left_out: list[str] = []
     for name in known.keys() - {job.name for job in jobs}:
         scheme, _, seed = name.rpartition("-")
-        if scheme in names:
+        if scheme in names and seed.isdecimal():
             job = plan_run(folder, preset, scheme, int(seed), changes)
-            # one with other settings is another comparison's
-            with contextlib.suppress(ValueError):
+            try:
                 refuse_other_run(job)
                 found.append(job)
+            except ValueError:
+                # one with other settings is another comparison's
+                left_out.append(name)
+    if left_out:
+        warnings.warn(
+            f"{folder} has runs with other settings, which leave its table; their folders stay: "
+            f"{', '.join(sorted(left_out))}",
+            stacklevel=3,
+        )
     return found
 
 
@@ -173,7 +187,7 @@ def write_table(folder: Path, *, settled: bool = False) -> list[dict[str, object
     """Measure what has finished. Writes and returns a row for each scheme, with means over its
     seeds and what failed.
     """
-    for path in load_json(folder / COMPARISON_MANIFEST)["runs"].values():
+    for path in load_comparison_manifest(folder)["runs"].values():
         if is_finished(folder / path):
             measure(folder / path, settled=settled)
     kept = gather_rows(folder)

@@ -18,12 +18,15 @@ from equipoise.results.comparison.tables import (
     has_intervals,
     scheme_label,
 )
+from equipoise.results.scheme_style import terminal_label
+from equipoise.results.terminal_table import terminal_table
 from equipoise.storage.optional import import_optional
 
 CAPTION = (
-    "imbalance: mean |load - target| / target; train.: mean over the steps of the training, then "
-    "over its first fifth and last quarter; idle: share of 8 devices' time spent waiting; given "
-    "up: affinity that exactly even loads would cost"
+    "imbalance, imb.: mean |load - target| / target, in brackets what chance alone leaves; "
+    "whole: mean over the steps of the training, then over its first fifth and last quarter; "
+    "idle: share of 8 devices' time spent waiting; given up: affinity that exactly even loads "
+    "would cost"
 )
 
 
@@ -34,29 +37,36 @@ def show_comparison(results: ComparisonResults) -> None:
     console, rows = Console(), results.rows
     console.print(comparison_answer(results), "", sep="\n", markup=False, highlight=False)
     heads = ["scheme", *(each.short for each in DECIDING_COLUMNS)]
-    console.print(
-        _terminal_table(heads, figure_rows(rows, DECIDING_COLUMNS, spread=False), CAPTION)
+    cells = zip(rows, figure_rows(rows, DECIDING_COLUMNS, spread=False), strict=True)
+    figures = (
+        [terminal_label(row.name, label), *map(_shorter_cell, rest)]
+        for row, (label, *rest) in cells
     )
+    console.print(_terminal_table(heads, figures, CAPTION))
     base, lines = baseline_row(rows), change_rows(rows, TERMINAL_DIFFERENCES)
     if base is None or not has_intervals(lines):
         return
     names = [change_heading(each, short=True) for each in TERMINAL_DIFFERENCES]
-    changes = ([scheme_label(row), *(cell.text for cell in cells)] for row, cells in lines)
+    changes = (
+        [terminal_label(row.name, scheme_label(row)), *(_shorter_cell(cell.text) for cell in cells)]
+        for row, cells in lines
+    )
     console.print()
     console.print(
         _terminal_table([f"less\n{base.label}", *names], changes, significance_note(results))
     )
 
 
-def _terminal_table(heads: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> Any:
-    from rich.markup import escape
-    from rich.table import Table
+def _shorter_cell(written: str) -> str:
+    """For eighty columns: an interval has a line of its own, or it breaks anywhere."""
+    return written.replace("(chance ", "(").replace(" ± ", "\n± ")
 
-    made = Table(caption=escape(caption), caption_justify="left", box=None, padding=(0, 0, 0, 1))
-    for place, name in enumerate(heads):
-        made.add_column(
-            escape(name), justify="right" if place else "left", vertical="bottom", overflow="fold"
-        )
+
+def _terminal_table(heads: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> Any:
+    """The first cell of a row is rich's markup already; the others are plain text."""
+    from rich.markup import escape
+
+    made = terminal_table(heads, caption=caption)
     for row in rows:
-        made.add_row(*(escape(cell) for cell in row))
+        made.add_row(row[0], *(escape(cell) for cell in row[1:]))
     return made

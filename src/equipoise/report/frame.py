@@ -16,31 +16,53 @@ from functools import cache
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from typing import NamedTuple
 
+from equipoise.results.scheme_style import style_of_scheme, styles_to_json
 from equipoise.storage.atomic import write_text
 from equipoise.storage.optional import import_optional
 
 
+class Tile(NamedTuple):
+    """A figure on top of a page. The body is HTML already."""
+
+    name: str
+    value: str
+    body: str = ""
+
+
 def fill_page(
-    kind: str, values: Mapping[str, str], figures: Mapping[str, object], sheets: Mapping[str, str]
+    kind: str,
+    values: Mapping[str, str],
+    figures: Mapping[str, object],
+    sheets: Mapping[str, str],
+    schemes: Iterable[str] = (),
+    *,
+    plotly: bool = True,
 ) -> str:
     """The text of a page whose own part is KIND/KIND.html, with KIND.css and KIND.js beside it: a
     pure function of what is given.
 
     Args:
-        kind: "comparison", "arena" or "sweep".
-        values: HTML for the names in the templates; `title` and `answer` are among them.
+        kind: the folder's name: "comparison", "arena", "sweep", ...
+        values: HTML for the names in the templates; `title` and `answer` are among them, `facts`
+            (chips, tiles) may be.
         figures: by name, for KIND.js.
         sheets: CSV by name, for the buttons.
+        schemes: names whose colour and marker the page needs.
+        plotly: whether KIND.js draws with it; it is nearly all of a page's size.
     """
+    data = {"figures": figures, "csv": sheets, "styles": styles_to_json(schemes)}
     around = {
         "body": _fill_template(_resource(f"{kind}/{kind}.html"), values),
         "style": _resource("frame.css") + _resource(f"{kind}/{kind}.css"),
-        "script": _resource("frame.js") + _resource(f"{kind}/{kind}.js"),
-        "plotly": _packed_plotly(),
-        "data": _pack_text(json.dumps({"figures": figures, "csv": sheets}, separators=(",", ":"))),
+        "script": "".join(
+            map(_resource, ("frame.js", "charts.js", "lines.js", f"{kind}/{kind}.js"))
+        ),
+        "plotly": _packed_plotly() if plotly else "",
+        "data": _pack_text(json.dumps(data, separators=(",", ":"))),
     }
-    return _fill_template(_resource("frame.html"), {**values, **around})
+    return _fill_template(_resource("frame.html"), {"facts": "", **values, **around})
 
 
 def save_page(path: Path, text: str, sheets: Mapping[str, str]) -> Path:
@@ -62,6 +84,32 @@ def html_table(heading: Iterable[str], body: str, name: str = "") -> str:
 def wide_table(heading: Iterable[str], body: str, name: str) -> str:
     """A table that may be wider than the page: it scrolls by itself."""
     return f"<div class=wide>{html_table(heading, body, name)}</div>"
+
+
+def chip_list(facts: Iterable[tuple[str, str]], command: str = "") -> str:
+    """Short facts in a row: what was done, with which version, and the command to repeat it."""
+    chips = [
+        f"<li><span>{escape(name)}</span> {escape(value)}</li>" for name, value in facts if value
+    ]
+    if command:
+        chips.append(f"<li class=code>{escape(command)}</li>")
+    return f"<ul class=chips>{''.join(chips)}</ul>"
+
+
+def tile_row(tiles: Iterable[Tile]) -> str:
+    """The figures on top of a page, side by side; below each other on a phone."""
+    made = "".join(
+        f"<section class=tile><h2>{escape(each.name)}</h2>"
+        f"<strong>{escape(each.value)}</strong>{each.body}</section>"
+        for each in tiles
+    )
+    return f"<div class=tiles>{made}</div>"
+
+
+def scheme_mark(name: str) -> str:
+    """A scheme's marker in its colour, for in front of its label."""
+    style = style_of_scheme(name)
+    return f'<i class=glyph style="color:{style.color}">{style.glyph}</i> '
 
 
 def _fill_template(template: str, values: Mapping[str, str]) -> str:

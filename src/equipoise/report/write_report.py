@@ -22,17 +22,19 @@ def write_report(
     *,
     figures: str | None = None,
     to: str | Path | None = None,
+    price: float | None = None,
 ) -> WrittenReport:
     """Write the page of a comparison, a sweep, an arena or a training, and each figure's data.
 
     Args:
-        folder: of `equipoise compare`, `sweep`, `arena --out` or `train`; or a comparison's
-            rows.json.
+        folder: of `equipoise compare`, `sweep`, `arena --out` or `train`, also of a training that
+            runs or has stopped; or a comparison's rows.json, or the folder of a trace.
         out: the page's file; by default report.html in the folder, or rows.html beside rows.json.
         figures: "png", "svg" or "pdf" to draw each figure too, by a browser on this machine.
         to: the folder of pictures and their data; by default figures/ beside the page.
+        price: of a device hour: a comparison's page then tells idle time in money too.
     """
     if to is not None and figures is None:
         raise ValueError("--to says where pictures go: use it with --figures png, svg or pdf")
-    page = report(folder, out)
+    page = report(folder, out, price=price)
     return WrittenReport(page, [] if figures is None else draw(page, figures, to))

@@ -9,11 +9,12 @@ The terminal's table, the page, its CSV and --json are all made from these rows.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import TypedDict
+
+from equipoise.storage.json_files import JsonObject, read_json_object
 
 ARENA_MANIFEST = "arena.json"
 
@@ -52,6 +53,14 @@ class CellResult:
     """of every step"""
     max_violation: list[float]
     """of every step"""
+    regret: float | None = None
+    """against the best shift that stays, as a share of the optimum; None without a shift, with
+    groups, and in files of version 0.1
+    """
+    dynamic_regret: float | None = None
+    """against each batch's own optimum, as a share of it"""
+    path_length: float | None = None
+    """how far the batches' own optima moved, summed over the steps, in score"""
 
     def summary_row(self) -> dict[str, object]:
         """What --json prints: the figures of the table, without those of every step."""
@@ -90,8 +99,12 @@ SUMMARY_KEYS = (
     "affinity_kept",
     "switched",
     "idle_share",
+    "regret",
+    "dynamic_regret",
+    "path_length",
 )
 CELL_KEYS = tuple(field.name for field in fields(CellResult))
+REQUIRED_CELL_KEYS = tuple(each.name for each in fields(CellResult) if each.default is MISSING)
 DIVERGED_KEYS = tuple(field.name for field in fields(DivergedCell))
 
 
@@ -151,21 +164,14 @@ def load_cell(path: Path) -> CellResult | DivergedCell:
     found = _load_object(path)
     if all(name in found for name in DIVERGED_KEYS):
         return DivergedCell(**{name: found[name] for name in DIVERGED_KEYS})
-    if missing := [name for name in CELL_KEYS if name not in found]:
+    if missing := [name for name in REQUIRED_CELL_KEYS if name not in found]:
         raise ValueError(
             f"{path} is not a cell of this version of the arena: it lacks {', '.join(missing)}. "
             "Delete it"
         )
-    return CellResult(**{name: found[name] for name in CELL_KEYS})
+    return CellResult(**{name: found[name] for name in CELL_KEYS if name in found})
 
 
-def _load_object(path: Path) -> dict:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(
-            f"{path} is damaged: {error}. Delete it, and run the same `equipoise arena` again"
-        ) from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} is not a file of an arena: it holds no JSON object")
-    return found
+def _load_object(path: Path) -> JsonObject:
+    remedy = "delete it, and run the same `equipoise arena` again"
+    return read_json_object(path, remedy=remedy)

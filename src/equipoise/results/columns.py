@@ -130,7 +130,7 @@ _LATE = "the same over the last quarter"
 TRAINING_IMBALANCE = Column(
     "training_imbalance",
     "training imbalance",
-    "train.\nimbal.",
+    "whole\nimb.",
     f"{_STEP}, mean over all steps",
     3,
     phrase="imbalance over the training",
@@ -140,7 +140,7 @@ LATE_IMBALANCE = Column("late_imbalance", "imbalance, last quarter", "last\n1/4"
 TRAINING_IDLE = Column(
     "training_idle",
     "training idle",
-    "train.\nidle",
+    "whole\nidle",
     f"{_IDLE}, mean over all steps",
     1,
     PERCENT,
@@ -286,6 +286,23 @@ ARENA_COLUMNS = (
     Column("switched", "switched", "switch", "share of tokens an update sends elsewhere", 1, "%"),
     VALIDATION_IDLE.shown_as(
         name="idle", meaning="device time lost waiting for the fullest device, steady steps"
+    ),
+    Column(
+        "regret",
+        "regret",
+        "regret",
+        "what the shifts lost against the best one that stays, of the optimum; below 0: by "
+        "following the scores it did better",
+        2,
+        "%",
+    ),
+    Column(
+        "dynamic_regret",
+        "dynamic regret",
+        "dynamic",
+        "what the shifts lost against each batch's own optimum, of the optimum",
+        2,
+        "%",
     ),
 )
 

@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict, cast
 
+from equipoise.storage.json_files import read_json_object
+
 RESULT_FILE = "result.json"
 MEASURED_FILE = "measured.json"
 MEASURED_FORMAT = 2
@@ -146,8 +148,16 @@ def summarise_levels(layers: Sequence[LoadLevels]) -> LevelSummary:
     return {**pick_levels(means), "layers": each}
 
 
+RESULT_KEYS = (
+    "validation_loss", "imbalance", "steps", "preset", "balancer", "update_rate", "seed"
+)  # fmt: skip
+"""what every result.json has, however old"""
+_REMEDY = "restore it from a copy, or delete the run's folder and train again"
+
+
 def load_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+    """The object a JSON file of results holds; any other content is refused, by the file's name."""
+    return read_json_object(path)
 
 
 def is_finished(folder: Path) -> bool:
@@ -155,7 +165,8 @@ def is_finished(folder: Path) -> bool:
 
 
 def load_result(folder: Path) -> RunResult:
-    return cast(RunResult, load_json(folder / RESULT_FILE))
+    found = read_json_object(folder / RESULT_FILE, keys=RESULT_KEYS, remedy=_REMEDY)
+    return cast(RunResult, found)
 
 
 def load_measured(folder: Path) -> Measured:
@@ -167,7 +178,10 @@ def load_measured(folder: Path) -> Measured:
 def load_failure(folder: Path) -> str | None:
     """Why the run failed, if it did."""
     path = folder / FAILURE_FILE
-    return str(load_json(path)["error"]) if path.exists() else None
+    if not path.exists():
+        return None
+    remedy = "delete it, and the run is tried again"
+    return str(read_json_object(path, keys=("error",), remedy=remedy)["error"])
 
 
 def read_metrics(path: Path) -> Iterator[StepMetrics | EvaluationMetrics]:
@@ -193,10 +207,11 @@ def scan_metrics(path: Path) -> Iterator[tuple[int, StepMetrics | EvaluationMetr
         return
     lines = path.read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n")
     for number, line in enumerate(lines, start=1):
-        yield number, _parse_row(line)
+        yield number, parse_metrics(line)
 
 
-def _parse_row(line: str) -> StepMetrics | EvaluationMetrics | None:
+def parse_metrics(line: str) -> StepMetrics | EvaluationMetrics | None:
+    """The row in a line of metrics.jsonl; None for a line that is not one."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

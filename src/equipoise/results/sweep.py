@@ -10,16 +10,16 @@ Trials that differ in their seed only are one setting, and one row.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from equipoise.results.columns import SWEEP_KEYS, VALIDATION_LOSS, setting_column
 from equipoise.results.over_seeds import OverSeeds, figures_from_json, figures_to_json
 from equipoise.results.run import load_json
+from equipoise.storage.json_files import read_json, read_json_object
 
 SWEEP_FORMAT = "equipoise sweep"
 SWEEP_MANIFEST = "manifest.json"
@@ -177,8 +177,11 @@ def is_sweep(folder: Path) -> bool:
 
 
 def load_manifest(folder: Path) -> SweepManifest:
-    manifest: SweepManifest = load_json(folder / SWEEP_MANIFEST)
-    return manifest
+    """A sweep's own parts are not asked of a folder that says it is of another kind."""
+    path = folder / SWEEP_MANIFEST
+    says = load_json(path).get("format", SWEEP_FORMAT)
+    parts = ("common", "trials") if says == SWEEP_FORMAT else ()
+    return cast(SweepManifest, read_json_object(path, keys=parts))
 
 
 def load_sweep(folder: Path) -> SweepResults:
@@ -186,16 +189,18 @@ def load_sweep(folder: Path) -> SweepResults:
         raise ValueError(
             f"{folder} has no table yet: run the same `equipoise sweep` again to continue"
         )
-    table = SweepTable.from_json(load_json(folder / SWEEP_TABLE))
+    path = folder / SWEEP_TABLE
+    content = read_json_object(path, keys=("best", "rows", "failed", "unfinished"))
+    try:
+        table = SweepTable.from_json(content)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged: {error!r}. The same sweep writes it anew") from None
     return SweepResults(folder.resolve().name, load_manifest(folder)["common"], table)
 
 
 def load_search(path: Path) -> list[SettingRow]:
     """The rows of a search of u: the table.json of a sweep, anywhere."""
-    try:
-        return search_rows(load_json(path), path)
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} cannot be read: it is not JSON, or damaged ({error})") from None
+    return search_rows(read_json(path), path)
 
 
 def search_rows(content: Any, path: object) -> list[SettingRow]:

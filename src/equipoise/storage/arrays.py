@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 
 from equipoise.storage.atomic import replace_file
-from equipoise.storage.npz import PARSER_ERRORS
+from equipoise.storage.npz import PARSER_ERRORS, refuse_zip_bomb
 
 Array = np.ndarray[Any, Any]
 
@@ -69,10 +69,14 @@ def _reading(path: Path, read: Callable[[], Array]) -> Array:
     try:
         return read()
     except PARSER_ERRORS as error:
+        # numpy takes whatever it does not know for a pickle, and says how to load it all the same
+        if "pickle" in str(error):
+            raise ValueError(f"{path} cannot be read: it holds no array of numbers") from None
         raise ValueError(f"{path} cannot be read: {error}") from error
 
 
 def _read_npz(path: Path, name: str | None, default: str) -> Array:
+    refuse_zip_bomb(path)
     with np.load(path, allow_pickle=False) as archive:
         return archive[_chosen_name(list(archive.files), name, default, path)]
 

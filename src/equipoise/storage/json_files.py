@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +31,18 @@ def read_json(path: Path, *, remedy: str = "") -> Any:
         raise ValueError(f"{path} is damaged: it is not JSON ({error}){_ending(remedy)}") from None
 
 
-def read_json_object(path: Path, *, remedy: str = "") -> JsonObject:
-    """The object {...} a JSON file holds; a list or a number at its top is refused too."""
+def read_json_object(path: Path, *, keys: Iterable[str] = (), remedy: str = "") -> JsonObject:
+    """The object {...} a JSON file holds; a list or a number at its top is refused too, and one
+    that lacks any of `keys`.
+    """
     content = read_json(path, remedy=remedy)
     if not isinstance(content, dict):
         raise ValueError(
             f"{path} is damaged: it holds no JSON object, but {type(content).__name__}"
             f"{_ending(remedy)}"
         )
+    if missing := [key for key in keys if key not in content]:
+        raise ValueError(f"{path} is damaged: it lacks {', '.join(missing)}{_ending(remedy)}")
     return content
 
 

@@ -70,3 +70,27 @@ def lock_folder(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def is_locked(path: Path) -> bool | None:
+    """Whether a process holds the lock; None where that cannot be known: there is no such file, or
+    the file system has no locks. A shared lock is asked for and released at once, so that many may
+    ask at the same time.
+    """
+    if os.name == "nt":
+        return None
+    import fcntl
+
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return False

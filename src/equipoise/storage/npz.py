@@ -19,16 +19,33 @@ from numpy.typing import NDArray
 
 PARSER_ERRORS = (
     ValueError, TypeError, KeyError, AttributeError, EOFError, OverflowError, MemoryError,
-    NotImplementedError, zipfile.BadZipFile, zlib.error, struct.error,
+    RuntimeError, RecursionError, zipfile.BadZipFile, zlib.error, struct.error,
 )  # fmt: skip
-"""what numpy and zipfile raise when a file is cut off, damaged or not theirs"""
+"""what numpy and zipfile raise when a file is cut off, damaged, encrypted or not theirs"""
+_MOST_UNPACKED, _MOST_RATIO = 2**28, 100
+"""bytes of a compressed array, and how many times more than in the file, that nobody has: scores
+are noise, and hardly shrink"""
 _LOCAL_HEADER = struct.Struct("<4s22x2H")
 """of a file in a zip: a signature, and the lengths of its name and of the extra field after it"""
+
+
+def refuse_zip_bomb(path: Path) -> None:
+    """Refuse an archive of a few bytes that would fill the memory, before it is unpacked."""
+    with zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            ratio = entry.file_size / max(1, entry.compress_size)
+            if entry.file_size > _MOST_UNPACKED and ratio > _MOST_RATIO:
+                raise ValueError(
+                    f"{entry.filename} would unpack to {entry.file_size:,} bytes from "
+                    f"{entry.compress_size:,}: such an array is empty of information. If it is "
+                    "meant, write it by np.savez, uncompressed"
+                )
 
 
 def load_npz(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
     """The arrays of these names, in memory. ValueError says what is wrong with the file."""
     try:
+        refuse_zip_bomb(path)
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in names}
     except PARSER_ERRORS as error:

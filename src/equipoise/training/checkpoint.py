@@ -23,7 +23,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from equipoise.balancing.shift.settling import belongs_to_settling
+from equipoise.balancing.older_states import may_be_missing
 from equipoise.storage.atomic import UNFINISHED, publish_folder, remove_unfinished, write_json
 from equipoise.storage.json_files import read_json_object
 from equipoise.storage.optional import import_optional
@@ -35,6 +35,8 @@ CHECKPOINT_FORMAT = 2
 be another model.
 """
 WHOLE_FILE = "tensors.safetensors"
+STATE_KEYS = ("format", "step", "seconds", "config", "corpus", "sharded", "files")
+"""of state.json: what a training cannot continue without"""
 logging.getLogger("torch.distributed.checkpoint").setLevel(logging.ERROR)
 
 
@@ -181,12 +183,17 @@ def checkpoint_steps(folder: Path) -> list[int]:
 def read_state(path: Path) -> CheckpointState:
     """The state.json of a checkpoint. Refuses a format of another version, and damaged files."""
     remedy = f"delete {path} to continue from the one before it"
-    state = cast(CheckpointState, read_json_object(path / "state.json", remedy=remedy))
-    if state.get("format") != CHECKPOINT_FORMAT:
+    found = read_json_object(path / "state.json", keys=("format",), remedy=remedy)
+    if found["format"] != CHECKPOINT_FORMAT:
         raise ValueError(
-            f"{path} has format {state.get('format')}, this version reads {CHECKPOINT_FORMAT}: "
+            f"{path} has format {found['format']}, this version reads {CHECKPOINT_FORMAT}: "
             "continue with the version that wrote it, or choose another --out"
         )
+    state = cast(
+        CheckpointState, read_json_object(path / "state.json", keys=STATE_KEYS, remedy=remedy)
+    )
+    if not isinstance(state["files"], dict) or not isinstance(state["config"], dict):
+        raise ValueError(f"{path / 'state.json'} is damaged: {remedy}")
     for name, size in state["files"].items():
         there = (path / name).stat().st_size if (path / name).exists() else 0
         if there != size:
@@ -281,10 +288,8 @@ def _refuse_other_shape(path: Path, name: str, found: Tensor, wanted: Tensor) ->
 
 
 def _refuse_other_tensors(path: Path, found: set[str], tensors: dict[str, Tensor]) -> set[str]:
-    """Returns the names that may be missing: statistics of a settled shift, which begin with the
-    next update.
-    """
-    later = {name for name in tensors.keys() - found if belongs_to_settling(name)}
+    """Returns the names that are missing and may be: they begin with the next update."""
+    later = {name for name in tensors.keys() - found if may_be_missing(name)}
     if missing := (found ^ tensors.keys()) - later:
         raise ValueError(
             f"{path} and this training do not have the same tensors: "

@@ -16,9 +16,8 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from equipoise.balancing import Balancer, method_spec, resolve_balancer
 from equipoise.model import MODELS, ModelConfig
 from equipoise.model.config import (
     check_at_least_one,
@@ -28,7 +27,12 @@ from equipoise.model.config import (
     check_setting,
 )
 from equipoise.storage.optional import import_optional
+from equipoise.storage.output_path import output_path
+from equipoise.storage.settings_files import read_settings
 from equipoise.storage.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from equipoise.balancing import Balancer
 
 Option = int | float | str
 
@@ -104,6 +108,11 @@ class Config:
     histogram_steps: tuple[int, ...] = ()
     """steps at which scores and shifts are counted into histograms (the paper's figures 3 and 4)"""
 
+    log_to: str = "auto"
+    """tensorboard, or tensorboard:FOLDER; none; auto: the run's own tensorboard/, if that package
+    is installed
+    """
+
     device: str = "auto"
     """cpu, cuda, ...; auto: cuda if there is one"""
     precision: str = "auto"
@@ -128,6 +137,7 @@ class Config:
     """its sizes"""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "out", str(output_path(self.out)))
         check_at_least_one(self, "steps", "batch_size", "keep_checkpoints")
         check_not_negative(self, "warmup_steps", "evaluate_every", "validation_sequences")
         check_not_negative(self, "checkpoint_every", "trace_every", "trace_scores")
@@ -150,14 +160,30 @@ class Config:
         for name, known in CHOICES.items():
             value = getattr(self, name)
             check_setting(value in known, f"{name} must be {' or '.join(known)}, not {value!r}")
+        kind, colon, where = self.log_to.partition(":")
+        named = kind == "tensorboard" and bool(where.strip() or not colon)
+        check_setting(
+            named or self.log_to in ("auto", "none"),
+            f"log_to must be auto, none, tensorboard or tensorboard:FOLDER, not {self.log_to!r}",
+        )
         for name in ("micro_batch_size", "lanes"):
             if getattr(self, name) is not None:
                 check_at_least_one(self, name)
-        # raises now if the balancer's name or an option is wrong
-        self.make_balancer(self.model.num_experts, self.model.top_k)
+        self._check_balancer()
+
+    def _check_balancer(self) -> None:
+        """Raise now if the balancer's name or an option is wrong.
+
+        The default one has neither: --help, which shows it, and `equipoise plan` need no torch.
+        """
+        default = type(self).__dataclass_fields__["balancer"].default
+        if self.balancer != default or self.update_rate is not None or self.balancer_options:
+            self.make_balancer(self.model.num_experts, self.model.top_k)
 
     def make_balancer(self, num_experts: int, top_k: int) -> Balancer:
         """A new balancer for one MoE layer."""
+        from equipoise.balancing import method_spec, resolve_balancer
+
         options: dict[str, Any] = dict(self.balancer_options)
         if self.update_rate is not None:
             options[method_spec(self.balancer).update_rate_option] = self.update_rate
@@ -234,15 +260,28 @@ def update_config(config: Config, changes: Mapping[str, Any]) -> Config:
 
 
 def read_config(path: str | Path) -> Config:
-    """A config from a YAML file. Its `preset` (by default tiny) gives what the file leaves out."""
-    yaml = import_optional("yaml", extra="train")
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not YAML: {error}") from None
-    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
-        raise ValueError(f"{path} must hold lines of the form 'name: value'")
+    """A config from a YAML or TOML file. Its `preset` (by default tiny) gives what the file leaves
+    out.
+    """
+    content = read_settings(path)
     return update_config(preset(str(content.pop("preset", "tiny"))), content)
+
+
+def micro_batch_size(config: Config, ranks: int) -> int:
+    """Sequences in a forward of one rank; refuses ranks that cannot share the batch evenly."""
+    share, left = divmod(config.batch_size, ranks)
+    if left:
+        raise ValueError(
+            f"a batch of {config.batch_size} sequences does not divide over {ranks} ranks: choose "
+            "a batch_size that does"
+        )
+    size = config.micro_batch_size or share
+    if share % size:
+        raise ValueError(
+            f"a batch of {config.batch_size} sequences gives each of {ranks} ranks "
+            f"{share}, which do not divide into micro-batches of {size}"
+        )
+    return size
 
 
 def write_yaml(config: Config) -> str:

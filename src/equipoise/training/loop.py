@@ -2,7 +2,7 @@
 
 runs/a/
     config.yaml       the resolved config: `train --config` with it repeats the run
-    run.json          versions, seed, corpus and its digest, parameters, ranks, machine
+    run.json          versions, seed, corpus and its digest, parameters, ranks, machine, day
     metrics.jsonl     a line for every step and every evaluation (observers/)
     trace/            loads and shifts of every layer (equipoise.trace)
     checkpoints/      the newest few (checkpoint.py)
@@ -16,6 +16,7 @@ import contextlib
 import platform
 import signal
 from dataclasses import replace
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
@@ -36,7 +37,12 @@ from equipoise.results.run import (
 )
 from equipoise.storage.atomic import remove_unfinished, write_json, write_text
 from equipoise.training import observers
-from equipoise.training.checkpoint import Checkpoints, TrainingState, refuse_other_config
+from equipoise.training.checkpoint import (
+    Checkpoints,
+    TrainingState,
+    newest_checkpoint,
+    refuse_other_config,
+)
 from equipoise.training.config import Config, read_config, write_yaml
 from equipoise.training.data.corpus import Corpus, prepare_corpus
 from equipoise.training.evaluation import summarise_training
@@ -213,6 +219,7 @@ class TrainingRun:
             "threads": torch.get_num_threads(),
             "lanes": len(self.trainer.lanes.models),
             "machine": f"{platform.machine()} {platform.system()}",
+            "date": datetime.now(UTC).date().isoformat(),
         }
 
     def _summarise(self) -> RunResult:
@@ -274,10 +281,10 @@ def _make_observers(folder: Path, trainer: Trainer) -> list[observers.Observer]:
         chosen.append(observers.TraceRecorder(folder / "trace", trainer))
     if config.histogram_steps:
         chosen.append(observers.Histograms(folder / "histograms", config))
-    if observers.has_tensorboard():
-        chosen.append(observers.TensorBoard(folder / "tensorboard"))
-    if on_a_terminal():
-        chosen.append(observers.ProgressBar(config.steps, tokens))
+    if events := observers.tensorboard_folder(config.log_to, folder):
+        chosen.append(observers.TensorBoard(events, trainer))
+    shown = observers.ProgressBar if on_a_terminal() else observers.LogLines
+    chosen.append(shown(config.steps, tokens))
     return chosen
 
 
@@ -310,9 +317,15 @@ def _prepare_with_status(config: Config) -> Corpus:
 
 
 def _refuse_to_overwrite(folder: Path, config: Config) -> None:
-    if not config.resume and (folder / "run.json").exists():
+    if config.resume:
+        return
+    left = [folder / name for name in ("run.json", RESULT_FILE) if (folder / name).exists()]
+    # a new run would take an old one's checkpoints for its own
+    newest = newest_checkpoint(folder / "checkpoints")
+    if left := [*left, *([newest] if newest else [])]:
         raise ValueError(
-            f"{folder} already holds a run: pass --resume to continue it, or another --out"
+            f"{folder} already holds a run ({left[0].name}): pass --resume to continue it, or "
+            "another --out"
         )
 
 

@@ -104,7 +104,7 @@ def _append_scores(
     """One layer's scores (T, E) of a batch, and the loads that the run's shift makes of them."""
     rule = net.moe_layers[name].router.balancer
     shift = rule.shift_or_zeros.cpu()
-    loads = route(scores, rule.top_k, choose_by=scores + shift, runner_up=False).loads
+    loads = route(scores, rule.top_k, shift=shift, runner_up=False).loads
     writer.append(
         step,
         name,

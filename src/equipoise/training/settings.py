@@ -13,7 +13,8 @@ from typing import Any
 FlatSettings = dict[str, Any]
 """{"steps": 300, "model.top_k": 2}: settings by name, those of the model behind a dot"""
 MAY_CHANGE = {
-    "out", "resume", "checkpoint_every", "keep_checkpoints", "rank_timeout", "lanes", "parallel",
+    "out", "resume", "checkpoint_every", "keep_checkpoints", "rank_timeout", "log_to", "lanes",
+    "parallel",
 }  # fmt: skip
 """Settings without influence on what is computed. The last two only round differently, as another
 number of threads does.

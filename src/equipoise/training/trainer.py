@@ -25,7 +25,7 @@ from equipoise.layers import Sample
 from equipoise.model import DeepSeekMoE, ModelOutput
 from equipoise.results.run import LoadLevels, pick_levels
 from equipoise.routing import Tally, metrics, reduce
-from equipoise.training.config import Config
+from equipoise.training.config import Config, micro_batch_size
 from equipoise.training.data.batches import (
     Batches,
     cut_windows,
@@ -112,7 +112,7 @@ class Trainer:
             world.ranks,
         )
         self._validation_windows()  # too short a split is an error now, not at the first evaluation
-        self.micro_batch = _micro_batch_size(config, world)
+        self.micro_batch = micro_batch_size(config, world.ranks)
         self.balancers = {
             name: layer.router.balancer for name, layer in self.net.moe_layers.items()
         }
@@ -129,7 +129,11 @@ class Trainer:
             group["lr"] = rate
         for model in self.lanes.models:
             model.train()
-        outputs, scores = self._forward_backward(number, keep_scores)
+        try:
+            outputs, scores = self._forward_backward(number, keep_scores)
+        except ValueError as error:
+            # such as scores that are not finite: the router knows of no step
+            raise ValueError(f"in step {number} of the training: {error}") from error
         loss, penalty = self._mean_losses(outputs)
         norm = float(full_value(nn.utils.clip_grad_norm_(self.net.parameters(), self.config.clip)))
         _refuse_infinite(number, loss, norm, rate)
@@ -324,17 +328,6 @@ def _make_optimizer(net: DeepSeekMoE, config: Config) -> torch.optim.AdamW:
     )
 
 
-def _micro_batch_size(config: Config, world: World) -> int:
-    share = config.batch_size // world.ranks
-    size = config.micro_batch_size or share
-    if share % size:
-        raise ValueError(
-            f"a batch of {config.batch_size} sequences gives each of {world.ranks} ranks "
-            f"{share}, which do not divide into micro-batches of {size}"
-        )
-    return size
-
-
 def _shift(balancer: Balancer) -> Tensor:
     """A copy on the CPU; zeros for methods that have none."""
     return balancer.shift_or_zeros.to("cpu", copy=True)
@@ -346,6 +339,7 @@ def _refuse_infinite(number: int, loss: float, norm: float, rate: float) -> None
             raise FloatingPointError(
                 f"the {name} of step {number} is {value}: training stopped before the weights were "
                 f"changed. Usual causes: a learning rate that is too high (it was {rate:.2g}), too "
-                "little warm-up, or damaged data. Continue from the last checkpoint with --resume, "
-                "or start again with a lower --learning-rate"
+                "little warm-up, or damaged data. --resume would make the same steps again, and "
+                "ends here unless what failed was the machine: start in another --out with a lower "
+                "--learning-rate or more --warmup-steps"
             )

@@ -39,5 +39,6 @@ figures = {
     "train_loss": 5.0,
     "seconds": 0.1,
 }
-(folder / "result.part").write_text(json.dumps({**figures, "steps": 1, "seed": seed}))
+about = {"steps": 1, "seed": seed, "preset": "test", "balancer": "deepseek", "update_rate": None}
+(folder / "result.part").write_text(json.dumps({**figures, **about}))
 (folder / "result.part").rename(folder / "result.json")

@@ -117,5 +117,5 @@ def test_other_files_are_refused():
 
 def test_a_damaged_search_is_named(tmp_path):
     (tmp_path / "table.json").write_text("{")
-    with pytest.raises(ValueError, match=r"table.json cannot be read: it is not JSON, or damaged"):
+    with pytest.raises(ValueError, match=r"table.json is damaged: it is not JSON"):
         load_search(tmp_path / "table.json")

@@ -56,7 +56,7 @@ def test_damage_is_told_by_name(tmp_path, change):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ('{"format": "equipoise comp', "is not JSON, or damaged"),
+        ('{"format": "equipoise comp', "is damaged: it is not JSON"),
         ("[1, 2]", "its format is None"),
         ('{"format": "equipoise sweep"}', "its format is 'equipoise sweep'"),
         (json.dumps({**comparison(), "version": 9}), "has version 9"),

@@ -1,5 +1,6 @@
 """From texts to tokens on the disk."""
 
+import errno
 import json
 import sys
 import types
@@ -140,6 +141,38 @@ def test_damage_is_reported(tmp_path):
     path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(ValueError, match=r"train.bin is damaged: delete the folder"):
         open_corpus(corpus.folder)
+    whole = json.loads((corpus.folder / "corpus.json").read_text())
+    for content in ("", "[]", "{}", json.dumps({**whole, "dtype": "O"})):
+        (corpus.folder / "corpus.json").write_text(content)
+        with pytest.raises(ValueError, match=r"corpus\.json is damaged.*delete the folder"):
+            open_corpus(corpus.folder)
+
+
+@pytest.mark.parametrize(("highest", "kind"), [(9_999, np.uint16), (99_999, np.uint32)])
+def test_numbers_of_a_tokenizer_may_have_gaps(tmp_path, highest, kind):
+    """They were an IndexError in training, and an OverflowError from 65,536 on."""
+    folder = write(tmp_path / "a", one="v " * 99, two="w " * 99)
+    plain = prepare_corpus(folder, vocab_size=300)
+    content = json.loads((plain.folder / "tokenizer.json").read_text())
+    [added] = content["added_tokens"]
+    added["id"] = content["model"]["vocab"][added["content"]] = highest
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    corpus = prepare_corpus(folder, vocab_size=highest + 1, tokenizer=str(path))
+    assert (corpus.vocab_size, int(corpus.train.max())) == (highest + 1, highest)
+    assert corpus.train.dtype == kind
+    with pytest.raises(ValueError, match=f"has {highest + 1} entries, the model's vocab_size"):
+        prepare_corpus(folder, vocab_size=4096, tokenizer=str(path))
+
+
+def test_a_full_disk_is_named(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    folder = write(tmp_path / "a", one="x " * 99, two="y " * 99)
+    monkeypatch.setattr(corpora, "_write_tokens", full)
+    with pytest.raises(OSError, match=r"corpora: No space left on device.*EQUIPOISE_CACHE"):
+        prepare_corpus(folder, vocab_size=301)
 
 
 @pytest.mark.parametrize(

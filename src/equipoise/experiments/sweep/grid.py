@@ -26,8 +26,8 @@ from typing import Any
 
 from equipoise.experiments.processes.job import Job
 from equipoise.results.columns import setting_column
-from equipoise.storage.optional import import_optional
 from equipoise.storage.suggestions import did_you_mean
+from equipoise.storage.yaml_files import parse_yaml
 from equipoise.training.config import Config, preset
 from equipoise.training.settings import FlatSettings
 
@@ -89,11 +89,7 @@ class Grid:
 def read_grid(path: str | Path) -> Grid:
     """A grid from a YAML file, or a built-in one by name."""
     name, text = _grid_text(path)
-    yaml = import_optional("yaml", extra="train")
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    content = parse_yaml(text, str(path))
     if not isinstance(content, Mapping) or "axes" not in content:
         raise ValueError(
             f"{path} is no grid: it needs a section `axes:` with a list of values for each "

@@ -38,6 +38,7 @@ from equipoise.results.sweep import (
 )
 from equipoise.storage.atomic import write_json
 from equipoise.storage.locks import wait_for_lock
+from equipoise.storage.output_path import output_path
 from equipoise.storage.renamed import accept_old_argument
 from equipoise.training.data.corpus import prepare_corpus
 from equipoise.training.settings import (
@@ -87,7 +88,7 @@ def sweep(
         keep_checkpoints: keep those of finished trials.
     """
     grid = grid if isinstance(grid, Grid) else read_grid(grid)
-    folder = grid.default_folder if out is None else Path(out)
+    folder = grid.default_folder if out is None else output_path(out)
     trials = grid.trials(folder)
     processes = max(1, int(gpus_per_trial)) if processes_per_trial is None else processes_per_trial
     if processes < 1:

@@ -9,6 +9,7 @@ from typing import Any
 
 from equipoise.results.columns import SWEEP_COLUMNS, setting_column
 from equipoise.results.sweep import SettingRow, SweepTable
+from equipoise.results.terminal_table import terminal_table
 from equipoise.storage.optional import import_optional
 
 
@@ -49,12 +50,9 @@ def last_lines(error: str) -> str:
 
 def _ranked_table(title: str, axes: Sequence[str], rows: Sequence[SettingRow]) -> Any:
     from rich.markup import escape
-    from rich.table import Table
 
-    made = Table(title=title, box=None, padding=(0, 0, 0, 1))
     columns = [*map(setting_column, axes), *SWEEP_COLUMNS]
-    for name in ("scheme", *(column.short for column in columns)):
-        made.add_column(escape(name), justify="left" if name == "scheme" else "right")
+    made = terminal_table(["scheme", *(column.short for column in columns)], title=title)
     for row in rows:
         made.add_row(*(escape(cell) for cell in setting_cells(row, axes)))
     return made

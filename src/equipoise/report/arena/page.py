@@ -41,7 +41,7 @@ def arena_page(cells: ArenaResults, sheets: Sheets) -> str:
         "best": best_rates_table(cells),
         "cells": cells_table(cells),
     }
-    return fill_page("arena", values, arena_figures(cells), sheets)
+    return fill_page("arena", values, arena_figures(cells), sheets, cells.balancers)
 
 
 def best_rates_table(cells: ArenaResults) -> str:

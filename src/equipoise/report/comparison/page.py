@@ -1,27 +1,28 @@
-"""A comparison or a training as one HTML file.
+"""A comparison as one HTML file.
 
     report("results")                    writes results/report.html and results/figures/*.csv
     report("docs/results/tiny.json")     the same from a rows.json: docs/results/tiny.html
 
-It follows the reader's dark or light setting. Without JavaScript, answer, tables and verdicts still
-read.
+It follows the reader's dark or light setting. Without JavaScript, answer, tiles, tables and
+verdicts still read.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from equipoise.report.comparison.figures import (
-    ComparisonFigures,
-    comparison_figures,
-    comparison_sheets,
-)
-from equipoise.report.frame import fill_page, save_page, wide_table
+from equipoise.report.comparison.data_sheets import comparison_sheets
+from equipoise.report.comparison.facts import comparison_facts
+from equipoise.report.comparison.figures import ComparisonFigures, comparison_figures
+from equipoise.report.comparison.verdicts import verdict_section
+from equipoise.report.frame import fill_page, save_page, scheme_mark, wide_table
 from equipoise.report.sheets import Sheets
 from equipoise.results.columns import (
+    COMPARISON_COLUMNS,
     DECIDING_COLUMNS,
     MORE_COLUMNS,
     PAPER_COLUMNS,
@@ -29,54 +30,74 @@ from equipoise.results.columns import (
     Column,
 )
 from equipoise.results.comparison.answer import comparison_answer, significance_note
-from equipoise.results.comparison.differences import baseline_row
+from equipoise.results.comparison.differences import baseline_row, significant_best
 from equipoise.results.comparison.rows import ComparisonResults, SchemeRow, read_comparison
 from equipoise.results.comparison.tables import (
     ChangeCell,
     change_heading,
     change_rows,
-    figure_rows,
     has_intervals,
     scheme_label,
 )
-from equipoise.results.run import VerdictRow
 
 
-def report_comparison(path: str | Path, out: str | Path | None = None) -> Path:
+def report_comparison(
+    path: str | Path, out: str | Path | None = None, *, price: float | None = None
+) -> Path:
     """Write the page, and each figure's data beside it as CSV. Returns the page's path.
 
     Args:
         path: a results folder, or a rows.json.
         out: the page; by default report.html in the folder, or beside the file and named as it is.
+        price: of a device hour: idle time is then told in money too.
     """
+    if price is not None and not (math.isfinite(price) and price >= 0):
+        raise ValueError(f"the price of a device hour is a number from 0 on, not {price}")
     path = Path(path)
     results = read_comparison(path)
     figures = comparison_figures(results)
     sheets = comparison_sheets(results, figures)
     place = path.with_suffix(".html") if path.is_file() else path / "report.html"
-    return save_page(Path(out) if out else place, comparison_page(results, figures, sheets), sheets)
+    text = comparison_page(results, figures, sheets, price)
+    return save_page(Path(out) if out else place, text, sheets)
 
 
-def comparison_page(results: ComparisonResults, figures: ComparisonFigures, sheets: Sheets) -> str:
+def comparison_page(
+    results: ComparisonResults,
+    figures: ComparisonFigures,
+    sheets: Sheets,
+    price: float | None = None,
+) -> str:
     """The page's text: a pure function of the results."""
     values = {
         "title": escape(f"equipoise: {results.title}"),
         "answer": escape(comparison_answer(results)),
-        "table": deciding_table(results),
-        "meanings": column_meanings(DECIDING_COLUMNS),
+        "facts": comparison_facts(results, price),
+        "baseline": figures["baseline"] or "",
+        "table": figure_table(results, DECIDING_COLUMNS, "results"),
+        "rest": figure_table(results, MORE_COLUMNS, "rest"),
+        "meanings": column_meanings(COMPARISON_COLUMNS),
         "differences": difference_table(results),
-        "rest": more_table(results),
-        "rest_meanings": column_meanings(MORE_COLUMNS),
-        "verdicts": verdict_table(results),
+        "paper": paper_table(results),
+        "verdicts": verdict_section(results),
+        "missing": escape(missing_sections(figures)),
     }
-    return fill_page("comparison", values, figures, sheets)
+    names = [row.name for row in results.rows]
+    return fill_page("comparison", values, figures, sheets, names)
 
 
-def deciding_table(results: ComparisonResults) -> str:
-    """The figures people decide by."""
-    rows = figure_rows(results.rows, DECIDING_COLUMNS, spread=True)
-    heads = ["scheme", *(each.name for each in DECIDING_COLUMNS)]
-    return wide_table(heads, _html_rows(rows), "results")
+def figure_table(results: ComparisonResults, columns: Sequence[Column], name: str) -> str:
+    """Sortable; the best of a column is bold where it is significant."""
+    best = {column.key: significant_best(results.rows, column.key) for column in columns}
+    body = "".join(
+        f'<tr data-scheme="{escape(row.name, quote=True)}">{_label_cell(row)}'
+        + "".join(_figure_cell(column, row, best[column.key] == row.name) for column in columns)
+        + "</tr>"
+        for row in results.rows
+    )
+    return _with_meanings(
+        wide_table(["scheme", *(each.name for each in columns)], body, name), columns
+    )
 
 
 def difference_table(results: ComparisonResults) -> str:
@@ -86,7 +107,8 @@ def difference_table(results: ComparisonResults) -> str:
         return "<p id=differences>Nothing to compare with.</p>"
     heads = [f"less {base.label}", *(change_heading(each) for each in DECIDING_COLUMNS)]
     body = "".join(
-        f"<tr><td>{escape(scheme_label(row))}</td>{''.join(map(_change_html, cells))}</tr>"
+        f'<tr data-scheme="{escape(row.name, quote=True)}">{_label_cell(row)}'
+        f"{''.join(map(_change_html, cells))}</tr>"
         for row, cells in lines
     )
     note = (
@@ -94,73 +116,82 @@ def difference_table(results: ComparisonResults) -> str:
         if has_intervals(lines)
         else "One seed: no intervals, and no difference is known to be more than chance."
     )
-    return f'{wide_table(heads, body, "differences")}<p class="note">{escape(note)}</p>'
+    table = _with_meanings(wide_table(heads, body, "differences"), DECIDING_COLUMNS)
+    return f'{table}<p class="note">{escape(note)}</p>'
 
 
-def more_table(results: ComparisonResults) -> str:
-    """The other figures, and what the paper reports."""
-    columns = (UPDATE_RATE, *MORE_COLUMNS, *PAPER_COLUMNS)
-    heads = ["scheme", "seeds", *(each.name for each in columns)]
-    return wide_table(heads, _html_rows(map(_more_cells, results.rows)), "rest")
-
-
-def _more_cells(row: SchemeRow) -> list[str]:
-    about = row.about
-    return [
-        scheme_label(row),
-        str(row.seeds),
-        UPDATE_RATE.text(about["update_rate"]),
-        *(each.cell(row.figures, spread=True) for each in MORE_COLUMNS),
-        *(each.text(about["paper"].get(each.key)) for each in PAPER_COLUMNS),
-    ]
+def paper_table(results: ComparisonResults) -> str:
+    """The u used here, and what the paper reports."""
+    columns = (UPDATE_RATE, *PAPER_COLUMNS)
+    body = "".join(
+        f"<tr>{_label_cell(row)}<td>{row.seeds}</td>"
+        f"<td>{UPDATE_RATE.text(row.about['update_rate'])}</td>"
+        + "".join(
+            f"<td>{each.text(row.about['paper'].get(each.key))}</td>" for each in PAPER_COLUMNS
+        )
+        + "</tr>"
+        for row in results.rows
+    )
+    return wide_table(["scheme", "seeds", *(each.name for each in columns)], body, "paper")
 
 
 def column_meanings(columns: Iterable[Column]) -> str:
-    return " ".join(f"<b>{escape(each.name)}</b>: {escape(each.meaning)}." for each in columns)
-
-
-def verdict_table(results: ComparisonResults) -> str:
-    """Statements down, schemes across: a tick with its margin, a cross, or why it does not apply
-    (on hovering).
-    """
-    found = {
-        scheme.label: verdicts
-        for scheme in results.schemes
-        if scheme.runs and (verdicts := scheme.runs[0]["measured"].get("verdicts"))
-    }
-    if not found:
-        return "<p>No verdicts: a run has them once `equipoise compare` has measured it.</p>"
-    names = [verdict["name"] for verdict in next(iter(found.values()))]
-    body = "".join(
-        f"<tr><td>{escape(name)}</td>"
-        f"{''.join(_verdict_cell(each[n]) for each in found.values())}</tr>"
-        for n, name in enumerate(names)
+    items = "".join(
+        f"<dt>{escape(each.name)}</dt><dd>{escape(each.meaning)}</dd>" for each in columns
     )
-    return wide_table(("statement", *found), body, "verdicts")
+    return f"<dl>{items}</dl>"
 
 
-def _verdict_cell(verdict: VerdictRow) -> str:
-    why = escape(str(verdict["why"]), quote=True)
-    if not verdict["applies"]:
-        return f'<td class=mute title="{why}">n/a</td>'
-    # an assumption that fails refutes nothing
-    wrong = "mute" if verdict["name"].startswith("assumption: ") else "bad"
-    kind, sign = ("good", "✓") if verdict["holds"] else (wrong, "✗")
-    return f'<td class={kind} title="{why}">{sign} {verdict["margin"]:.2g}</td>'
+def missing_sections(figures: ComparisonFigures) -> str:
+    """What this file was made without: files of earlier versions have less in them."""
+    missing = []
+    if not figures["loads"]:
+        missing.append("loads by step (no trace was kept)")
+    elif not any("shift" in layer for one in figures["loads"] for layer in one["layers"]):
+        missing.append("paths of shifts (an earlier version wrote it; the run folders have them)")
+    if not figures["scores"]["schemes"]:
+        missing.append("histograms of scores and shifts (train with --histogram-steps)")
+    if not figures["price"]:
+        missing.append("dual gaps (`equipoise compare` measures them)")
+    return f"Not in this file: {'; '.join(missing)}." if missing else ""
+
+
+def _label_cell(row: SchemeRow) -> str:
+    return f"<td>{scheme_mark(row.name)}{escape(scheme_label(row))}</td>"
+
+
+def _figure_cell(column: Column, row: SchemeRow, best: bool) -> str:
+    value = row.mean_of(column.key)
+    kind = " class=best" if best else ""
+    known = "" if value is None else repr(value)
+    text = _stack_interval(column.cell(row.figures, spread=True))
+    return f'<td{kind} data-value="{known}">{text}</td>'
+
+
+def _with_meanings(table: str, columns: Sequence[Column]) -> str:
+    """Each heading but the first has its column's definition, for `makeSortable` to tell."""
+    heads = iter(columns)
+    first, *rest = table.split("<th>")
+
+    def defined(place: int, text: str) -> str:
+        if place == 0:
+            return f"<th>{text}"
+        meaning = escape(next(heads).meaning, quote=True)
+        return f'<th title="{meaning}" data-meaning="{meaning}">{text}'
+
+    return first + "".join(defined(place, text) for place, text in enumerate(rest))
 
 
 def _change_html(cell: ChangeCell) -> str:
     lower = cell.text.startswith("-")
     kind = "" if not cell.significant else " class=good" if lower else " class=bad"
-    return f"<td{kind}>{_stack_interval(cell.text)}</td>"
+    number = re.match(r"[-+]?[\d.]+(?:inf|nan)?", cell.text)
+    return (
+        f'<td{kind} data-value="{float(number[0]) if number and cell.text != "-" else ""}">'
+        f"{_stack_interval(cell.text)}</td>"
+    )
 
 
 def _stack_interval(text: str) -> str:
     """A number's ± goes below it, so that the table is no wider than the page."""
     return re.sub(r" (± [^ ]+)(.*)", r"\2<small>\1</small>", escape(text))
-
-
-def _html_rows(rows: Iterable[Iterable[str]]) -> str:
-    return "".join(
-        f"<tr>{''.join(f'<td>{_stack_interval(cell)}</td>' for cell in row)}</tr>" for row in rows
-    )

@@ -27,6 +27,8 @@ BY_RATE = {"loss_by_rate": VALIDATION_LOSS.key, "imbalance_by_rate": VALIDATION_
 class RateLine(TypedDict):
     """A scheme's line. Plotly reads a little HTML in its texts, so these are escaped."""
 
+    scheme: str
+    """the name that its colour and marker follow from"""
     label: str
     x: list[float | None]
     y: list[float | None]
@@ -63,6 +65,7 @@ def _chosen_by_scheme(table: SweepTable) -> dict[str, dict[float | None, Setting
 
 def _rate_line(rows: Sequence[SettingRow], key: str) -> RateLine:
     return {
+        "scheme": rows[0].scheme,
         "label": escape(rows[0].label),
         "x": [row.settings.get(UPDATE_RATE.key) for row in rows],
         "y": [_rounded(row.figures[key].mean) for row in rows],

@@ -55,7 +55,8 @@ def sweep_page(sweep: SweepResults, sheets: Sheets) -> str:
         "failed": failure_list(table.failed),
         "common": escape(_common_settings(sweep)),
     }
-    return fill_page("sweep", values, sweep_figures(table), sheets)
+    schemes = dict.fromkeys(row.scheme for row in table.rows)
+    return fill_page("sweep", values, sweep_figures(table), sheets, schemes)
 
 
 def settings_table(name: str, axes: Sequence[str], rows: Iterable[SettingRow]) -> str:

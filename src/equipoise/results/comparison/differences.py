@@ -91,6 +91,26 @@ def paired_difference(ours: dict[str, float], theirs: dict[str, float]) -> Diffe
     return Difference(seeds, mean, half, chance, chance < SIGNIFICANCE)
 
 
+def significant_best(rows: Sequence[SchemeRow], key: str) -> str | None:
+    """The scheme with the least of a figure, if it is significantly below each of the others
+    (Bonferroni over them); None if that is not known.
+    """
+    means = {row.name: mean for row in rows if (mean := row.mean_of(key)) is not None}
+    if len(means) < 2:
+        return None
+    best = min(means, key=lambda name: means[name])
+    values = {row.name: row.values_of(key) for row in rows}
+    against = [paired_difference(values[best], values[name]) for name in means if name != best]
+    below = (
+        each is not None
+        and each.mean < 0
+        and each.chance is not None
+        and each.chance * len(against) < SIGNIFICANCE
+        for each in against
+    )
+    return best if all(below) else None
+
+
 def _student(mean: float, error: float, freedom: int) -> tuple[float, float]:
     """Half the interval's width, and p. Where seeds do not differ at all, any difference is certain
     and 0 is none.

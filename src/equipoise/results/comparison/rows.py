@@ -84,6 +84,10 @@ class ComparisonResults:
     preset: str
     steps: int
     schemes: list[SchemeRuns]
+    seeds: list[int] = field(default_factory=list)
+    """that were asked for"""
+    finished: str | None = None
+    """the day the last run had finished; None in files of earlier versions"""
 
     @property
     def rows(self) -> list[SchemeRow]:
@@ -102,6 +106,8 @@ def comparison_results(kept: KeptComparison) -> ComparisonResults:
         about["preset"],
         about["steps"],
         [_scheme_runs(kept, each) for each in about["schemes"]],
+        list(about["seeds"]),
+        kept.get("finished"),
     )
 
 

@@ -3,6 +3,7 @@ checkpoints or run folders.
 
     {"format": "equipoise comparison rows", "version": 1, "title": ...,
      "manifest": ...,                                    as in manifest.json
+     "finished": "2026-11-18",                           when the last run had finished
      "runs": [
         {"name": "deepseek-0", "scheme": "deepseek", "seed": 0,
          "result": ..., "measured": ...,                 as in result.json and measured.json
@@ -18,7 +19,8 @@ which of both it comes from.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast
 
@@ -28,22 +30,23 @@ from equipoise.results.comparison.condense import (
     KeptFigures,
     condense_curves,
     condense_histograms,
-    condense_loads,
+    condense_trace,
     round_figure,
 )
 from equipoise.results.run import (
     LOGGED_LEVELS,
     METRICS_FILE,
+    RESULT_FILE,
     Measured,
     RunResult,
     is_finished,
     load_failure,
-    load_json,
     load_measured,
     load_result,
     read_metrics,
 )
 from equipoise.storage.atomic import write_text
+from equipoise.storage.json_files import read_json, read_json_object
 
 ROWS_FORMAT, ROWS_VERSION = "equipoise comparison rows", 1
 ROWS_FILE = "rows.json"
@@ -102,6 +105,8 @@ class KeptComparison(TypedDict):
     version: int
     title: str
     manifest: ComparisonManifest
+    finished: NotRequired[str]
+    """the day on which the last run had finished, in UTC; files of earlier versions have none"""
     runs: list[KeptRun]
 
 
@@ -121,13 +126,25 @@ def gather_rows(folder: Path) -> KeptComparison:
     Nothing is written or run.
     """
     if (folder / COMPARISON_MANIFEST).exists():
-        return _gather_runs(folder, load_json(folder / COMPARISON_MANIFEST))
+        return _gather_runs(folder, load_comparison_manifest(folder))
     if is_finished(folder):
         return _gather_runs(folder, _manifest_of_one(load_result(folder)))
     raise ValueError(
         f"{folder} holds no results: neither a manifest.json, as `equipoise compare` writes it, "
         "nor the result.json of a finished training"
     )
+
+
+def load_comparison_manifest(folder: Path) -> ComparisonManifest:
+    """manifest.json of a comparison's folder, checked to have what tables look up."""
+    path = folder / COMPARISON_MANIFEST
+    keys = ("preset", "steps", "seeds", "schemes", "runs")
+    found = read_json_object(path, keys=keys, remedy="the same `equipoise compare` writes it anew")
+    try:
+        _check_manifest(found)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged: {error!r}") from None
+    return cast(ComparisonManifest, found)
 
 
 def write_rows(kept: KeptComparison, path: Path) -> Path:
@@ -137,10 +154,7 @@ def write_rows(kept: KeptComparison, path: Path) -> Path:
 
 def read_rows(path: Path) -> KeptComparison:
     """A file that `write_rows` wrote. Anything else is refused, by name and with the reason."""
-    try:
-        kept = load_json(path)
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} cannot be read: it is not JSON, or damaged ({error})") from None
+    kept = read_json(path)
     if not isinstance(kept, dict) or kept.get("format") != ROWS_FORMAT:
         found = kept.get("format") if isinstance(kept, dict) else None
         raise ValueError(
@@ -169,13 +183,21 @@ def _gather_runs(folder: Path, about: ComparisonManifest) -> KeptComparison:
             first = not any(run["scheme"] == scheme["name"] and "result" in run for run in runs)
             run: KeptRun = {"name": name, "scheme": scheme["name"], "seed": seed}
             runs.append(_gather_run(run, folder / about["runs"][name], with_figures=first))
-    return {
+    kept: KeptComparison = {
         "format": ROWS_FORMAT,
         "version": ROWS_VERSION,
         "title": folder.resolve().name,
         "manifest": about,
         "runs": runs,
     }
+    finished = _day_finished([folder / path for path in about["runs"].values()])
+    return {**kept, "finished": finished} if finished else kept
+
+
+def _day_finished(folders: Iterable[Path]) -> str | None:
+    """From the files' times: a run does not write its date."""
+    times = [(run / RESULT_FILE).stat().st_mtime for run in folders if is_finished(run)]
+    return f"{datetime.fromtimestamp(max(times), UTC):%Y-%m-%d}" if times else None
 
 
 def _gather_run(run: KeptRun, folder: Path, *, with_figures: bool) -> KeptRun:
@@ -190,7 +212,7 @@ def _gather_run(run: KeptRun, folder: Path, *, with_figures: bool) -> KeptRun:
         "training": condense_curves([row for row in metrics if row["kind"] == "train"]),
     }
     if with_figures:
-        run["figures"] = {**condense_histograms(folder), "loads": condense_loads(folder)}
+        run["figures"] = {**condense_histograms(folder), **condense_trace(folder / "trace")}
     return run
 
 
@@ -238,6 +260,15 @@ def _check_kept(kept: Any) -> None:
             str(run["error"])
 
 
+def _check_manifest(about: Any) -> None:
+    for scheme in about["schemes"]:
+        scheme["name"], scheme["label"], scheme["update_rate"], scheme["paper"]["imbalance"]
+    for name, place in about["runs"].items():
+        if not isinstance(place, str):
+            raise TypeError(f"the folder of {name} is {place!r}")
+    iter(about["seeds"])
+
+
 def _check_run(run: Any) -> None:
     (
         run["seed"],
@@ -249,6 +280,10 @@ def _check_run(run: Any) -> None:
         raise ValueError(f"the curves of {run['name']} differ in length")
     for row in run["validation"]:
         row["step"], row["loss"], row["imbalance"]
+    for layer in run.get("figures", {}).get("loads", []):
+        rows = [*layer["z"], *layer.get("shift", [])]
+        if any(len(row) != len(layer["steps"]) for row in rows):
+            raise ValueError(f"a load map of {run['name']} has not as many columns as steps")
     for name in ("scores", "shifts"):
         for frame in run.get("figures", {}).get(name, {}).get("frames", []):
             if len(frame["y"]) != len(run["figures"][name]["x"]):

@@ -12,6 +12,7 @@ Prepared corpora are in the cache (storage/cache.py), in a folder named by what 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -23,11 +24,20 @@ import numpy as np
 
 from equipoise.storage.atomic import new_folder, write_json
 from equipoise.storage.cache import cache_folder
+from equipoise.storage.json_files import read_json_object
 from equipoise.training.data import texts
-from equipoise.training.data.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
+from equipoise.training.data.tokenizer import (
+    END_OF_TEXT,
+    highest_token,
+    load_tokenizer,
+    train_tokenizer,
+)
 
 CORPUS_FORMAT = 3
 """Raise it when the same texts would give other tokens than before."""
+CORPUS_DTYPES = ("<u2", "<u4")
+CACHE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+"""what a disk says that is full, or that may not be written to"""
 ENCODED_TOGETHER = 64
 """documents in one call, which shares them out over all threads"""
 
@@ -41,7 +51,7 @@ class Corpus:
     digest: str
     """of all tokens: the same digest is the same corpus"""
     vocab_size: int
-    """entries of its tokenizer; a model may have more"""
+    """one more than its tokenizer's highest number; a model may have more"""
     train: np.ndarray
     validation: np.ndarray
 
@@ -76,7 +86,15 @@ def prepare_corpus(
     key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
     folder = cache_folder() / "corpora" / f"{source.name}-{key}"
     if not (folder / "corpus.json").exists():
-        _make_corpus(folder, source, recipe, tokenizer, vocab_size, report)
+        try:
+            _make_corpus(folder, source, recipe, tokenizer, vocab_size, report)
+        except OSError as error:
+            if error.errno not in CACHE_ERRORS:
+                raise
+            raise OSError(
+                f"the corpus could not be written to {folder.parent}: {error.strerror}. Make room, "
+                "or choose another folder by the variable EQUIPOISE_CACHE"
+            ) from error
     corpus = open_corpus(folder)
     if corpus.vocab_size > vocab_size:
         raise ValueError(
@@ -88,15 +106,17 @@ def prepare_corpus(
 
 def open_corpus(folder: Path) -> Corpus:
     """A corpus that was prepared before; it is checked to be whole."""
-    about = json.loads((folder / "corpus.json").read_text())
+    keys = ("name", "digest", "vocab_size", "dtype", "tokens")
+    remedy = f"delete the folder {folder}, and it will be made again"
+    about = read_json_object(folder / "corpus.json", keys=keys, remedy=remedy)
+    if about["dtype"] not in CORPUS_DTYPES or set(about["tokens"]) != set(texts.SPLITS):
+        raise ValueError(f"{folder / 'corpus.json'} is damaged: {remedy}")
     dtype = np.dtype(about["dtype"])
     arrays = {}
     for split, tokens in about["tokens"].items():
         path = folder / f"{split}.bin"
         if not path.exists() or path.stat().st_size != tokens * dtype.itemsize:
-            raise ValueError(
-                f"{path} is damaged: delete the folder {folder}, and it will be made again"
-            )
+            raise ValueError(f"{path} is damaged: {remedy}")
         arrays[split] = np.memmap(path, dtype, mode="r") if tokens else np.zeros(0, dtype)
     return Corpus(
         about["name"],
@@ -126,8 +146,10 @@ def _make_corpus(
             coder = train_tokenizer(documents["train"], vocab_size)
         else:
             coder = load_tokenizer(tokenizer)
-        coder.save(str(unfinished / "tokenizer.json"))
-        dtype = np.dtype("<u2" if coder.get_vocab_size() <= 2**16 else "<u4")
+        # by ourselves: the library raises bare Exceptions where a disk is full
+        (unfinished / "tokenizer.json").write_text(coder.to_str(pretty=True), encoding="utf-8")
+        vocabulary = highest_token(coder) + 1
+        dtype = np.dtype(CORPUS_DTYPES[vocabulary > 2**16])
         tokens, digest = {}, hashlib.sha256()
         for split in texts.SPLITS:
             report(f"turning {source.name} ({split}) into tokens")
@@ -138,7 +160,7 @@ def _make_corpus(
         about = {
             "name": source.name,
             "digest": digest.hexdigest(),
-            "vocab_size": coder.get_vocab_size(),
+            "vocab_size": vocabulary,
             "dtype": dtype.str,
             "tokens": tokens,
             "characters": {split: sum(map(len, documents[split])) for split in texts.SPLITS},

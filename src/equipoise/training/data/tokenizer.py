@@ -52,6 +52,13 @@ def load_tokenizer(name: str) -> Any:
     return coder
 
 
+def highest_token(coder: Any) -> int:
+    """The highest number a tokenizer gives out. Numbers may have gaps, so that it is not the number
+    of entries less one.
+    """
+    return max(coder.get_vocab(with_added_tokens=True).values())
+
+
 def _from_path(tokenizers: Any, path: Path) -> Any:
     file = path if path.is_file() else path / "tokenizer.json"
     if file.exists():

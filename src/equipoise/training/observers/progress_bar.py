@@ -1,5 +1,5 @@
 """What a person sees: on a terminal a bar with loss, imbalance, speed and time left; elsewhere
-nothing.
+see log_lines.py.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from equipoise.results.run import summarise_levels
 from equipoise.storage.optional import import_optional
 from equipoise.training.evaluation import Validation
 from equipoise.training.observers.base import Observer
+from equipoise.training.observers.log_lines import evaluation_line
 from equipoise.training.trainer import TrainingStep
 
 
@@ -56,11 +57,7 @@ class ProgressBar(Observer):
         )
 
     def evaluated(self, step: int, measured: Validation) -> None:
-        level = summarise_levels(measured.layers)["imbalance"]
-        chance = "" if measured.floor is None else f" (chance alone {measured.floor:.4f})"
-        self.console.print(
-            f"step {step}: validation loss {measured.loss:.4f}, imbalance {level:.4f}{chance}"
-        )
+        self.console.print(evaluation_line(step, measured))
 
     def close(self) -> None:
         self._bar.stop()
