@@ -35,7 +35,7 @@ with tempfile.TemporaryDirectory() as name:
     text.write_text("\n".join(topics.values()))  # any text
     model = small_model(place / "model", text)
 
-    # equipoise record MODEL_DIR --text manual.txt --batches 40 --batch-size 16 --sequence-length 64
+    # equipoise record FOLDER --data manual.txt --batches 40 --batch-size 16 --sequence-length 64
     # --out scores
     trace = equipoise.record(
         model, place / "scores", data=str(text), batches=40, batch_size=16, sequence_length=64

@@ -7,10 +7,10 @@ torch nor numba.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from equipoise._moved import keep_old_names
+from equipoise.storage.lazy_names import lazy_names
 
 __version__ = "0.1.0"
 
@@ -20,6 +20,7 @@ _HOMES = {
     "Routing": "equipoise.routing",
     "Tally": "equipoise.routing",
     "check_scores": "equipoise.routing",
+    "kernels": "equipoise.routing.kernels.backends",
     "idle_share": "equipoise.routing",
     "metrics": "equipoise.routing",
     "reduce": "equipoise.routing",
@@ -32,8 +33,11 @@ _HOMES = {
     "Solution": "equipoise.optimum",
     "evaluate": "equipoise.optimum",
     "solve": "equipoise.optimum",
+    "LayerBalancer": "equipoise.layers",
     "MoE": "equipoise.layers",
     "Router": "equipoise.layers",
+    "drop": "equipoise.layers",
+    "step": "equipoise.layers",
     "DeepSeekMoE": "equipoise.model",
     "preset": "equipoise.training",
     "train": "equipoise.training",
@@ -41,16 +45,23 @@ _HOMES = {
     "balancer": "equipoise.balancing",
     "balancers": "equipoise.balancing",
     "settled": "equipoise.balancing",
+    "TrainerCallback": "equipoise.attach.trainer_callback",
     "balance": "equipoise.attach",
+    "log_balance": "equipoise.integrations.trackers",
+    "follow": "equipoise.attach",
     # the verbs of the command line; those whose name is a package's have a verb in front
+    "agree": "equipoise.attach.replay.agreement",
+    "advise": "equipoise.arena.advice.advise",
     "compare": "equipoise.experiments.compare",
     "demo": "equipoise.arena.demo",
     "doctor": "equipoise.integrations.huggingface.doctor",
+    "export": "equipoise.integrations.huggingface.export",
     "plan": "equipoise.experiments.plan",
     "record": "equipoise.integrations.record",
     "run_arena": "equipoise.arena.run_arena",
     "sweep": "equipoise.experiments.sweep.sweep",
     "tune": "equipoise.arena.tune",
+    "watch_runs": "equipoise.watch.watch_runs",
     "write_report": "equipoise.report.write_report",
 }
 
@@ -58,6 +69,7 @@ __all__ = [
     "Balancer",
     "DeepSeekMoE",
     "Groups",
+    "LayerBalancer",
     "MoE",
     "Router",
     "Routing",
@@ -65,7 +77,10 @@ __all__ = [
     "Tally",
     "Trace",
     "TraceWriter",
+    "TrainerCallback",
     "Verdict",
+    "advise",
+    "agree",
     "balance",
     "balancer",
     "balancers",
@@ -73,8 +88,13 @@ __all__ = [
     "compare",
     "demo",
     "doctor",
+    "drop",
     "evaluate",
+    "export",
+    "follow",
     "idle_share",
+    "kernels",
+    "log_balance",
     "metrics",
     "plan",
     "preset",
@@ -85,25 +105,32 @@ __all__ = [
     "score_function",
     "settled",
     "solve",
+    "step",
     "sweep",
     "train",
     "tune",
     "verify",
+    "watch_runs",
     "write_report",
 ]
 
 if TYPE_CHECKING:
+    from equipoise.arena.advice.advise import advise
     from equipoise.arena.demo import demo
     from equipoise.arena.run_arena import run_arena
     from equipoise.arena.tune import tune
-    from equipoise.attach import balance
+    from equipoise.attach import balance, follow
+    from equipoise.attach.replay.agreement import agree
+    from equipoise.attach.trainer_callback import TrainerCallback
     from equipoise.balancing import Balancer, balancer, balancers, settled
     from equipoise.experiments.compare import compare
     from equipoise.experiments.plan import plan
     from equipoise.experiments.sweep.sweep import sweep
     from equipoise.integrations.huggingface.doctor import doctor
+    from equipoise.integrations.huggingface.export import export
     from equipoise.integrations.record import record
-    from equipoise.layers import MoE, Router
+    from equipoise.integrations.trackers import log_balance
+    from equipoise.layers import LayerBalancer, MoE, Router, drop, step
     from equipoise.model import DeepSeekMoE
     from equipoise.optimum import Solution, evaluate, solve
     from equipoise.report.write_report import write_report
@@ -121,18 +148,8 @@ if TYPE_CHECKING:
     from equipoise.theorems import Verdict, verify
     from equipoise.trace import Trace, TraceWriter
     from equipoise.training import preset, train
+    from equipoise.watch.watch_runs import watch_runs
 
 
 keep_old_names()
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'equipoise' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value  # the next access is an ordinary one
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

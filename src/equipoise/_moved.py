@@ -43,6 +43,7 @@ MOVED = {
     "arena.synthetic": "arena.streams.synthetic",
     "arena.recorded": "arena.streams.recorded",
     "arena.record": "integrations.record",
+    "attach.rank_group": "routing.rank_group",
     "comparison": "results.comparison",
     "experiments.grid": "experiments.sweep.grid",
     "integrations.lightning": "attach.lightning",

@@ -69,14 +69,6 @@ def test_packed_sequences_count_whole():
     assert {sum(loads) for loads in loads_of(model, inputs).values()} == {WHOLE}
 
 
-def test_a_mask_of_another_shape_is_reported():
-    model, inputs = tiny("deepseek_v3"), batch()
-    equipoise.balance(model)
-    inputs["attention_mask"] = torch.ones(ROWS, 1, LENGTH, LENGTH, dtype=torch.bool).tril()
-    with pytest.warns(UserWarning, match="padding cannot be recognised"):
-        forward(model, inputs)
-
-
 def evaluate(model):
     model.eval()
     with torch.no_grad():
@@ -292,3 +284,30 @@ def test_no_auxiliary_loss_is_reported_where_its_coefficient_is_0():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         forward(model, batch()).backward()
+
+
+@pytest.mark.parametrize("why", ["the balancer needs scores", "experts are sharded"])
+def test_logits_that_were_not_seen_are_told(why):
+    """Something called the experts without the gate: either reason alone needs its logits."""
+    model = tiny("deepseek_v3")
+    sharded = why == "experts are sharded"
+    (router,) = equipoise.balance(model, "deepseek" if sharded else "quantile").routers
+    router.found.experts._is_expert_parallel = sharded
+    hidden = torch.randn(5, model.config.hidden_size)
+    indices = torch.tensor([[0, 1]]).expand(5, -1)
+    with pytest.raises(RuntimeError, match=r"its gate's logits were not seen"):
+        router.found.experts(hidden, indices, torch.ones(5, 2))
+
+
+@pytest.mark.parametrize("balancer", ["deepseek", "quantile"])
+def test_every_forward_is_a_row_of_the_tally(balancer):
+    model = tiny("mixtral")
+    balancing = equipoise.balance(model, balancer)
+    for seed in range(3):
+        forward(model, batch(seed)).backward()
+    balancing.step()
+    for router in balancing.routers:
+        tally = balancing.last_tallies[router.name]
+        assert tally.forwards.shape == (3, router.balancer.num_experts)
+        assert tally.forwards.sum(1).tolist() == [WHOLE] * 3
+        assert torch.equal(tally.forwards.sum(0), tally.loads)

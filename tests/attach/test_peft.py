@@ -174,6 +174,50 @@ def test_the_reference_policy_stays_as_it_was(name, first):
     assert bias is None or torch.equal(bias.read(), moved)
 
 
+@pytest.mark.parametrize("name", ["deepseek_v3", "mixtral"])
+@pytest.mark.parametrize("options", [{}, {"modules_to_save": ["lm_head"]}])
+def test_a_second_adapter_as_the_reference_stays_as_it_was(name, options, tmp_path):
+    """TRL copies an adapter that is trained on to "ref", and takes that as its reference."""
+    config = peft.LoraConfig(r=2, target_modules=["o_proj"], **options)
+    model = peft.get_peft_model(tiny(name), config).train()
+    model.add_adapter("ref", peft.LoraConfig(r=2, target_modules=["o_proj"]))
+    balancing, inputs = equipoise.balance(model, update_rate=0.5), batch()
+
+    def reference():
+        model.set_adapter("ref")
+        with torch.no_grad():
+            answer = model(**inputs).logits
+        model.set_adapter("default")
+        return answer
+
+    with pytest.warns(UserWarning, match="ref was not trained since"):
+        began = reference()
+    forward(model, inputs).backward()
+    balancing.step()
+    assert torch.allclose(reference(), began, atol=1e-6)
+    moved = shift_of(balancing)
+    with torch.no_grad():
+        assert not torch.allclose(model(**inputs).logits, began, atol=1e-6)
+    # resumed: the reference comes before any training
+    balancing.save(tmp_path)
+    balancing.detach()
+    shift = 0 * shift_of(balancing)
+    for router in balancing.routers:
+        if router.found.bias is not None:
+            router.found.bias.write(shift)
+    balancing = equipoise.balance(model, update_rate=0.5).load(tmp_path)
+    with pytest.warns(UserWarning, match="ref was not trained since"):
+        assert torch.allclose(reference(), began, atol=1e-6)
+    # an adapter that is trained is no reference any more
+    model.set_adapter("ref")
+    forward(model, inputs).backward()
+    balancing.step()
+    assert not torch.equal(shift_of(balancing), moved)
+    model.set_adapter("ref")
+    with torch.no_grad():
+        assert not torch.allclose(model(**inputs).logits, began, atol=1e-6)
+
+
 def test_a_failed_forward_of_the_reference_gives_the_shift_back():
     model = adapted()
     balancing = equipoise.balance(model, update_rate=0.5)

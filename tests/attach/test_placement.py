@@ -1,4 +1,6 @@
-"""Parameters that another library keeps elsewhere are refused with the true reason."""
+"""Parameters that another library keeps elsewhere: read by their whole shape, or refused with the
+true reason.
+"""
 
 import warnings
 from types import SimpleNamespace
@@ -8,23 +10,23 @@ import torch
 from torch import nn
 
 import equipoise
-from tests.attach.tools import tiny
+from equipoise.attach.state.fingerprint import weight_fingerprint
+from tests.attach.tools import batch, forward, tiny
 
 
-def test_zero_3_is_named():
-    model = tiny("mixtral")
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
+def test_what_zero_3_has_cut_up_is_read_by_its_whole_shape(name):
+    """Its attributes stand in for DeepSpeed's parameters; test_deepspeed.py tries the real ones."""
+    model, whole = tiny(name), equipoise.balance(tiny(name))
     for parameter in model.parameters():
         parameter.ds_shape = parameter.shape
         parameter.data = torch.empty(0)
-    with pytest.raises(ValueError, match=r"ZeRO-3 .* shape here is \(0,\), .*deepspeed.initialize"):
-        equipoise.balance(model)
-
-
-def test_gathered_parameters_are_not_refused():
-    model = tiny("mixtral")
-    for parameter in model.parameters():
-        parameter.ds_shape = parameter.shape
-    equipoise.balance(model)
+    balancing = equipoise.balance(model)
+    assert [each.found.spec for each in balancing.routers] == [
+        each.found.spec for each in whole.routers
+    ]
+    assert weight_fingerprint(balancing.routers) == "{}"
+    assert weight_fingerprint(whole.routers) != "{}"
 
 
 class FullyShardedDataParallel(nn.Module):
@@ -62,4 +64,28 @@ def test_layers_that_may_drop_choices_are_told(attribute):
     setattr(model.model.layers[1].mlp, attribute, None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        equipoise.balance(model)
+
+
+def test_a_bias_that_zero_3_cuts_up_later_is_named():
+    """Balanced first, cut up then; its attributes stand in for DeepSpeed's own parameters.
+
+    The bias of ernie4_5_moe is a parameter, that of most other families a buffer.
+    """
+    model = tiny("ernie4_5_moe")
+    balancing = equipoise.balance(model)
+    bias = balancing.routers[0].found.bias
+    assert bias.where == "parameter"
+    bias.tensor.ds_shape = bias.tensor.shape
+    bias.tensor.data = torch.empty(0)
+    with pytest.raises(ValueError, match=r"correction_bias is a parameter.*ZeRO-3.*Use ZeRO-2"):
+        forward(model, batch())
+
+
+def test_a_bias_that_zero_3_has_cut_up_before_is_named():
+    model = tiny("ernie4_5_moe")
+    for parameter in model.parameters():
+        parameter.ds_shape = parameter.shape
+        parameter.data = torch.empty(0)
+    with pytest.raises(ValueError, match=r"mlp\.gate\.moe_statics\.e_score.*ZeRO-3.*Use ZeRO-2"):
         equipoise.balance(model)

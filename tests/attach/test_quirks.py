@@ -33,7 +33,8 @@ def constants_that_run(tree):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_no_other_file_names_a_family(path):
-    if path.name != "quirks.py":
+    # what a training is exported to is a family by definition
+    if path.name not in ("quirks.py", "twin_architecture.py"):
         assert not FAMILIES & set(constants_that_run(ast.parse(path.read_text())))
 
 

@@ -9,6 +9,7 @@ import torch
 import equipoise
 from equipoise.integrations.huggingface.doctor import doctor
 from equipoise.trace import Trace, TraceError
+from tests.attach.own_models import OwnModel, SoftmaxThenTopK, hidden_states
 from tests.attach.tools import batch, forward, tiny
 
 
@@ -123,8 +124,62 @@ def test_the_header_has_target_and_groups(tmp_path):
     train(balancing)
     trace = Trace.open(tmp_path)
     assert list(trace.target) == target
-    assert tuple(trace.about["groups"]) == balancing.routers[0].found.spec.groups
+    assert tuple(trace.about["groups"]) == balancing.routers[0].found.spec.groups[:2] == (4, 2)
     assert trace.about["sequence_length"] is None
     record = trace.record(0, 3)
     gap = np.array(target) / 11 * record.loads.sum() - record.loads
     np.testing.assert_allclose(record.shift_after - record.shift, record.step_size * gap, atol=1e-6)
+
+
+def test_a_forward_that_fails_leaves_no_scores(tmp_path):
+    """Its counts were taken back, and its scores stayed in the trace."""
+    model = tiny("mixtral")
+    balancing = equipoise.balance(model, trace=tmp_path, trace_scores=1000)
+    forward(model, batch(0)).backward()
+    last = model.model.layers[-1].register_forward_hook(_fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        forward(model, batch(1))
+    last.remove()
+    balancing.step()
+    trace = Trace.open(tmp_path)
+    for router in balancing.routers:
+        record = trace.record(router.name, 1)
+        assert len(record.scores) * 2 == record.loads.sum()
+
+
+def _fail(*args):
+    raise RuntimeError("out of memory")
+
+
+class NamedRule:
+    """A maker that is an object, and has no name of its own."""
+
+    def __call__(self, num_experts, top_k):
+        return equipoise.balancer("deepseek", num_experts, top_k=top_k)
+
+
+def house_rule(num_experts, top_k):
+    return NamedRule()(num_experts, top_k)
+
+
+@pytest.mark.parametrize(
+    ("maker", "name"), [(house_rule, "house_rule"), (NamedRule(), "NamedRule")]
+)
+def test_the_header_names_a_rule_made_by_a_function(maker, name, tmp_path):
+    balancing = equipoise.balance(tiny("mixtral"), maker, trace=tmp_path)
+    train(balancing, steps=1)
+    assert Trace.open(tmp_path).about["balancer"] == name
+
+
+@pytest.mark.parametrize("by", ["balance", "record"])
+def test_256_scores_are_kept_where_no_number_is_given(by, tmp_path):
+    """All of 256 tokens; of one more, every second, so that no more than 256 are kept."""
+    options = {"trace": tmp_path} if by == "balance" else {}
+    balancing = equipoise.balance(OwnModel(SoftmaxThenTopK), **options)
+    if by == "record":
+        balancing.record(tmp_path)
+    for tokens in (256, 257):
+        balancing.model(hidden_states(rows=1, length=tokens)).square().mean().backward()
+        balancing.step()
+    trace = Trace.open(tmp_path)
+    assert [len(trace.record(0, step).scores) for step in (1, 2)] == [256, 129]

@@ -3,10 +3,12 @@
 import io
 import pickle
 import warnings
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, modeling_utils
 
 import equipoise
 from tests.attach.tools import batch, forward, shift_of, tiny
@@ -102,3 +104,25 @@ def test_a_balanced_model_can_be_pickled(name, follows):
         assert "forward" not in vars(twin.model.layers[1].mlp.gate)
     model.train()
     balancing.step()
+
+
+def test_an_upload_has_the_shift(tmp_path, monkeypatch):
+    """save_pretrained(push_to_hub=True) uploads before it returns."""
+    model, uploaded = tiny("mixtral"), []
+    balancing = trained(model)
+
+    def upload(self, working_dir, repo_id, *args, **kwargs):
+        uploaded.append(sorted(path.name for path in Path(working_dir).iterdir()))
+
+    hub = SimpleNamespace(create_repo=lambda repo_id, **options: SimpleNamespace(repo_id=repo_id))
+    card = SimpleNamespace(save=lambda path: None)
+    monkeypatch.setattr(type(model), "_upload_modified_files", upload)
+    monkeypatch.setattr(modeling_utils, "create_and_tag_model_card", lambda *a, **k: card)
+    monkeypatch.setattr(modeling_utils, "hf_api", lambda: hub)
+    with pytest.warns(UserWarning, match="beside the model"):
+        model.save_pretrained(tmp_path, push_to_hub=True, repo_id="somebody/something")
+    assert len(uploaded) == 1
+    assert "equipoise.safetensors" in uploaded[0]
+    assert "_upload_modified_files" not in vars(model)
+    again = equipoise.balance(tiny("mixtral")).load(tmp_path)
+    assert torch.equal(shift_of(again), shift_of(balancing))

@@ -7,7 +7,7 @@ import equipoise
 from equipoise.attach.count.states import CountState, ForwardPhase, RouterCount
 from tests.attach.tools import batch, forward, tiny
 
-UNUSED, EMPTY, ENTERED, COUNTED = CountState
+UNUSED, EMPTY, ENTERED, COUNTED, REPLAYED = CountState
 
 
 def add(count):
@@ -26,6 +26,7 @@ def failing(*events):
     return forward
 
 
+replay = RouterCount.replay_choice
 enter, clear, take = RouterCount.enter_block, RouterCount.clear, RouterCount.take_tallies
 
 
@@ -45,6 +46,14 @@ enter, clear, take = RouterCount.enter_block, RouterCount.clear, RouterCount.tak
         ([failing(enter, add)], EMPTY),
         ([add, failing(enter, add)], COUNTED),
         ([add, take, failing(enter)], EMPTY),
+        ([enter, replay], REPLAYED),
+        ([enter, replay, enter], REPLAYED),
+        ([enter, add, enter, replay], COUNTED),
+        ([enter, replay, enter, add], COUNTED),
+        ([replay, take], EMPTY),
+        ([failing(enter, replay)], EMPTY),
+        ([replay, failing(enter)], REPLAYED),
+        ([replay, failing(enter, add)], REPLAYED),
     ],
 )
 def test_events_lead_to_their_state(events, state):

@@ -306,7 +306,7 @@ def test_a_sharded_bf16_bias_leaves_no_half_attached_model(monkeypatch):
 
 
 def test_a_torch_that_hides_its_backward_is_refused(monkeypatch):
-    from equipoise.attach.count import forward_context as context
+    from equipoise.routing import recomputation as context
 
     monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: -1)
     context.check_backward_is_seen.cache_clear()
@@ -334,3 +334,19 @@ def test_a_users_own_zero_grad_is_put_back():
     own = optimizer.zero_grad = lambda set_to_none=True: None
     equipoise.balance(model, optimizer=optimizer).detach()
     assert optimizer.zero_grad is own
+
+
+@pytest.mark.parametrize("name", ["solar_open", "mixtral"])
+def test_a_skipped_step_is_noticed_where_one_router_rests(name):
+    """A layer in evaluation mode counts nothing; the gradients of the others wait all the same."""
+    model = tiny(name)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    balancing = equipoise.balance(model, optimizer=optimizer)
+    resting, _ = balancing.routers
+    resting.block.eval()
+    assert not balancing.gradients_wait
+    forward(model, batch()).backward()
+    assert not resting.count.tallies
+    assert balancing.gradients_wait
+    with pytest.warns(UserWarning, match="a step was skipped"):
+        optimizer.zero_grad()

@@ -126,3 +126,19 @@ def test_damaged_folders_are_reported(tmp_path, capsys, file, content, message):
     (tmp_path / file).write_bytes(content)
     assert main(["doctor", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_bias_that_is_not_finite_is_named(tmp_path, value):
+    bias = torch.zeros(64)
+    bias[3] = value
+    assert any("NaN or infinity" in line for line in doctor(glm(tmp_path, bias)).serious)
+
+
+@pytest.mark.parametrize("groups", [{"n_group": "a"}, {"topk_group": 99}, {"topk_group": -1}])
+def test_impossible_groups_are_named_with_the_file(groups, tmp_path, capsys):
+    tiny("deepseek_v3").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **groups}))
+    assert main(["doctor", str(tmp_path)]) == 2
+    assert "config.json is damaged: it keeps" in capsys.readouterr().err

@@ -129,7 +129,7 @@ def test_every_verb_reads_the_trace(saved, place, tmp_path, capsys):
     words = [
         "record",
         str(saved("mixtral")),
-        "--text",
+        "--data",
         str(place / "manual.txt"),
         "--out",
         out,
@@ -161,7 +161,7 @@ def test_the_text_may_end_early(saved, place, tmp_path, capsys):
     words = [
         "record",
         str(saved("mixtral")),
-        "--text",
+        "--data",
         str(tmp_path / "short.txt"),
         "--out",
         str(tmp_path / "trace"),
@@ -251,7 +251,7 @@ def test_bad_folders_are_reported(saved, place, tmp_path, capsys, spoil, message
             [
                 "record",
                 str(bad),
-                "--text",
+                "--data",
                 str(place / "manual.txt"),
                 "--out",
                 str(tmp_path / "trace"),
@@ -301,7 +301,7 @@ def test_mistakes_are_reported(saved, place, tmp_path):
 
 def test_options_of_the_other_kind_are_reported(saved, tmp_path, capsys):
     assert main(["record", str(saved("mixtral")), "--out", str(tmp_path / "x")]) == 2
-    assert "name some by --text" in capsys.readouterr().err
+    assert "name some by --data" in capsys.readouterr().err
     (tmp_path / "config.yaml").write_text("steps: 1\n")
     assert (
         main(["record", str(tmp_path), "--out", str(tmp_path / "x"), "--sequence-length", "9"]) == 2

@@ -8,5 +8,6 @@ shift; state/ saves what the balancers remember. balance.py is the entrance.
 
 from equipoise.attach.balance import Balancing, balance
 from equipoise.attach.find.routers import find_routers
+from equipoise.attach.optimizers import follow
 
-__all__ = ["Balancing", "balance", "find_routers"]
+__all__ = ["Balancing", "balance", "find_routers", "follow"]

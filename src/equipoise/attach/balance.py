@@ -16,6 +16,7 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.attach.count.balanced_router import BalancedRouter
-from equipoise.attach.count.forward_context import ForwardContext, check_backward_is_seen
+from equipoise.attach.count.forward_context import ForwardContext
+from equipoise.attach.find.adapters import active_adapters
+from equipoise.attach.find.own_routers import RouterName
 from equipoise.attach.find.routers import find_routers
 from equipoise.attach.finishing import anneal_routers, settle_routers, settled_routers
 from equipoise.attach.hooks import (
@@ -37,16 +40,27 @@ from equipoise.attach.hooks import (
 from equipoise.attach.making import Maker, make_dual
 from equipoise.attach.optimizers import check_optimizer, follow_optimizer
 from equipoise.attach.patching import PatchedMethod
-from equipoise.attach.rank_group import check_default_group
+from equipoise.attach.replay.sessions import (
+    ReplayReport,
+    forget_forwards,
+    recorded_experts,
+    replayed_experts,
+)
 from equipoise.attach.state.sidecar import SaveBeside, load_sidecar, save_sidecar, shifts_beside
-from equipoise.attach.step_metrics import BalanceMetrics, step_metrics, step_table
+from equipoise.attach.step_metrics import step_table
 from equipoise.attach.stepping import check_counted, check_in_use, collect_tallies, update_routers
 from equipoise.attach.tables import found_table
+from equipoise.balancing.step_metrics import BalanceMetrics, step_metrics
+from equipoise.routing.rank_group import check_default_group
+from equipoise.routing.recomputation import check_backward_is_seen
 
 if TYPE_CHECKING:
-    from transformers import TrainerCallback
-
     from equipoise.attach.count.recorder import Recorder
+    from equipoise.attach.replay.even_loads import EvenLoads
+    from equipoise.attach.replay.expert_choices import ExpertChoices
+    from equipoise.attach.replay.given_experts import GivenExperts
+    from equipoise.attach.trainer import StepCallback
+    from equipoise.routing import Tally
 
 
 def balance(
@@ -56,6 +70,7 @@ def balance(
     optimizer: torch.optim.Optimizer | None = None,
     group: dist.ProcessGroup | None = None,
     skip: Sequence[str] = (),
+    routers: RouterName | Sequence[RouterName] | None = None,
     trace: str | Path | None = None,
     trace_scores: int = 256,
     **options: object,
@@ -72,6 +87,9 @@ def balance(
         group: the ranks that hold different tokens, if not all. Must be given where the model shows
             tensor or expert parallelism.
         skip: patterns of routers' names to leave alone.
+        routers: of a model with layers of its own, the modules whose forward chooses experts by
+            torch.topk, argmax or max: their names, patterns of names, classes, or themselves. By
+            default they are found (docs/own-layers.md).
         trace: a folder to record every step in, as a Trace.
         trace_scores: how many tokens' scores the trace keeps, per step and router.
         **options: of the balancer (`update_rate=1e-3`, `target=[...]`).
@@ -82,7 +100,7 @@ def balance(
     """
     if optimizer is not None:
         check_optimizer(optimizer)
-    balancing = Balancing(model, balancer, group=group, skip=skip, **options)
+    balancing = Balancing(model, balancer, group=group, skip=skip, routers=routers, **options)
     if trace is not None:
         balancing.record(trace, trace_scores)
     if optimizer is not None:
@@ -102,7 +120,8 @@ class Balancing:
         balancer: Maker,
         *,
         group: dist.ProcessGroup | None,
-        skip: Sequence[str],
+        skip: Sequence[str] = (),
+        routers: RouterName | Sequence[RouterName] | None = None,
         **options: object,
     ) -> None:
         check_backward_is_seen()
@@ -111,13 +130,14 @@ class Balancing:
             check_default_group(model)
         # a copy keeps its shifts, and so does a model that was saved and loaded
         known_shifts = clear_copied_hooks(model) or shifts_beside(model)
-        found = find_routers(model, skip)
+        found = find_routers(model, skip, routers)
         self.model = model
         self.name = _balancer_name(balancer)
         self.group = group
         self.left_alone = found.left_alone
         """routers that are not balanced, and why"""
         self.context = ForwardContext()
+        self.context.trained_adapters = active_adapters(model) or frozenset()
         make = functools.partial(make_dual, balancer, options)
         self.routers = [
             BalancedRouter(router, make(router.spec.num_experts, router.spec.top_k), self.context)
@@ -132,6 +152,8 @@ class Balancing:
         self._recorder: Recorder | None = None
         self._loads: dict[str, Tensor] = {}
         """of the last step, by router"""
+        self.last_tallies: dict[str, Tally] = {}
+        """what the last step was made from, by router; empty before the first"""
         self._handles: list[RemovableHandle] = []
         self._undo_following: list[Callable[[], object]] = []
         self._savers: list[PatchedMethod] = []
@@ -155,6 +177,7 @@ class Balancing:
             # once more: the model may have been parallelised after balance()
             check_default_group(self.model)
             self._group_checked = True
+        forget_forwards(self.routers)
         tallies = collect_tallies(self.routers, self.group)
         for router in self.routers:
             router.shift.refresh()
@@ -162,6 +185,7 @@ class Balancing:
             self._recorder.remember_shifts(self)
         update_routers(self.routers, tallies)
         self._loads = {name: tally.loads for name, tally in tallies.items()}
+        self.last_tallies = tallies
         self.context.backward_seen = False
         self.steps += 1
         if self._recorder is not None:
@@ -171,6 +195,7 @@ class Balancing:
         """Forget what was counted since the last step, with a warning: for a step that the
         optimizer skipped.
         """
+        forget_forwards(self.routers)
         for router in self.routers:
             router.count.clear()
         if self._recorder is not None:
@@ -208,7 +233,8 @@ class Balancing:
         """The last step: means over layers, the worst layer, and each layer's own. `loads=True`
         adds the loads by name.
         """
-        answer = step_metrics(self.routers, self._loads, self.steps, self.dropped)
+        balancers = {router.name: router.balancer for router in self.routers}
+        answer = step_metrics(balancers, self._loads, self.steps, self.dropped)
         if loads:
             answer["loads"] = {name: value.tolist() for name, value in self._loads.items()}
         return answer
@@ -225,6 +251,27 @@ class Balancing:
         from equipoise.attach.count.recorder import Recorder
 
         self._recorder = Recorder(self, folder, scores)
+
+    # ---- somebody else's experts
+
+    def record_experts(self, margins: bool = False) -> AbstractContextManager[ExpertChoices]:
+        """Keep the experts that every token takes in the forwards of a block (docs/replay.md)."""
+        self._check_attached()
+        return recorded_experts(self.routers, margins)
+
+    def replay(
+        self, experts: GivenExperts | EvenLoads, *, tally: str = "none"
+    ) -> AbstractContextManager[ReplayReport]:
+        """Let the routers take these experts in the forwards of a block, with gates from their own
+        scores (docs/replay.md).
+
+        Args:
+            experts: (T, K) by layer, or (..., layers, K); -1 routes a token live. EvenLoads() for
+                benchmarks.
+            tally: "none": the shift rests; "own": count what the routers would have chosen.
+        """
+        self._check_attached()
+        return replayed_experts(self.routers, experts, tally)
 
     @property
     def seats(self) -> list[BalancedRouter]:
@@ -297,13 +344,13 @@ class Balancing:
         load_sidecar(self, Path(folder))
         return self
 
-    def callback(self) -> TrainerCallback:
+    def callback(self) -> StepCallback:
         """For transformers' Trainer and all built on it: `Trainer(...,
         callbacks=[balancing.callback()])`.
         """
-        from equipoise.attach.trainer import make_trainer_callback
+        from equipoise.attach.trainer import StepCallback
 
-        return make_trainer_callback(self)
+        return StepCallback(self)
 
     def lightning_callback(self) -> Any:
         """For Lightning: `Trainer(callbacks=[balancing.lightning_callback()])`."""

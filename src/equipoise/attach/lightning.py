@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from equipoise.attach.state.sidecar import balancer_state, restore_state
-from equipoise.attach.step_metrics import LOGGED_METRICS
+from equipoise.balancing.step_metrics import LOGGED_METRICS
 from equipoise.storage.optional import import_optional
 
 if TYPE_CHECKING:

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
+from torch import nn
 
 from equipoise.attach.patching import PatchedMethod
+from equipoise.layers.model_steps import ModelSteps
 
-if TYPE_CHECKING:
-    from equipoise.attach.balance import Balancing
+
+class StepsByOptimizer(Protocol):
+    """What can follow an optimizer: a Balancing, or the ModelSteps of one's own layers."""
+
+    model: nn.Module
+
+    @property
+    def gradients_wait(self) -> bool: ...
+
+    def step(self) -> None: ...
+
+    def drop(self) -> None: ...
 
 
 class ZeroGrad:
@@ -21,7 +34,7 @@ class ZeroGrad:
     An object and not a function, so that a copy of the model zeroes the copy.
     """
 
-    def __init__(self, balancing: Balancing | None, own: Callable[..., Any]) -> None:
+    def __init__(self, balancing: StepsByOptimizer | None, own: Callable[..., Any]) -> None:
         self.balancing = balancing
         self.own = own
 
@@ -49,7 +62,7 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def follow_optimizer(
-    balancing: Balancing, optimizer: torch.optim.Optimizer
+    balancing: StepsByOptimizer, optimizer: torch.optim.Optimizer
 ) -> list[Callable[[], object]]:
     """Step after every step of `optimizer`, and return the functions that undo it.
 
@@ -67,7 +80,7 @@ def follow_optimizer(
     return undo
 
 
-def _patch_zero_grad(owner: Any, balancing: Balancing) -> Callable[[], object]:
+def _patch_zero_grad(owner: Any, balancing: StepsByOptimizer) -> Callable[[], object]:
     """Replace `zero_grad` of an optimizer or a model, and return the function that undoes it."""
     zero_grad = ZeroGrad(balancing, owner.zero_grad)
     patched = PatchedMethod(owner, "zero_grad", zero_grad)
@@ -79,3 +92,37 @@ def _patch_zero_grad(owner: Any, balancing: Balancing) -> Callable[[], object]:
             patched.restore()
 
     return undo
+
+
+class FollowedSteps(ModelSteps):
+    """The LayerBalancers of a model, stepped by an optimizer until `unfollow()`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(model, group)
+        check_optimizer(optimizer)
+        self._undo = follow_optimizer(self, optimizer)
+
+    def unfollow(self) -> None:
+        """Follow the optimizer no more."""
+        for undo in self._undo:
+            undo()
+        self._undo = []
+
+
+def follow(
+    model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | None = None
+) -> FollowedSteps:
+    """Step the LayerBalancers of a model after every step of an optimizer, and drop what was
+    counted where its step is skipped: instead of calling `equipoise.step(model)`.
+
+    Args:
+        model: any module that holds LayerBalancers.
+        optimizer: of several, the one that steps last.
+        group: as for `equipoise.step`.
+    """
+    return FollowedSteps(model, optimizer, group)

@@ -9,12 +9,15 @@ import torch.distributed as dist
 from equipoise.attach.count.balanced_router import BalancedRouter
 from equipoise.attach.count.states import CountState
 from equipoise.attach.find.in_use import replaced_parts
-from equipoise.routing import Tally, reduce
+from equipoise.attach.find.kernels import runs_kernel
+from equipoise.routing import Tally
+from equipoise.routing.reduce import reduce_across_devices
 
 
 def check_counted(routers: Sequence[BalancedRouter]) -> None:
     """Refuse a step for which nothing was counted, or not every router that trains."""
-    entered = any(router.count.state is CountState.ENTERED for router in routers)
+    called = (CountState.ENTERED, CountState.REPLAYED)
+    entered = any(router.count.state in called for router in routers)
     if not entered and not any(router.count.tallies for router in routers):
         raise RuntimeError(
             "nothing was counted since the last step: no training forward (model.train(), "
@@ -36,6 +39,12 @@ def check_in_use(routers: Sequence[BalancedRouter]) -> None:
     """
     for router in routers:
         found = router.found
+        if runs_kernel(found.gate) or runs_kernel(found.block):
+            raise RuntimeError(
+                f"{router.name} runs a Hub kernel that was put in place after balance(), and may "
+                "go around its hooks: load the model with use_kernels=True (or call "
+                "set_use_kernels) first, then balance it"
+            )
         replaced = replaced_parts(found.block, found.gate, found.experts, found.bias)
         if replaced:
             raise RuntimeError(
@@ -52,12 +61,7 @@ def collect_tallies(
 ) -> dict[str, Tally]:
     """What was counted since the last step, by router, summed over the ranks of `group`."""
     tallies = {router.name: router.take_tally() for router in routers}
-    devices = {tally.loads.device for tally in tallies.values()}
-    if len(devices) > 1:
-        # a model spread over several devices: one collective needs one device
-        first = next(iter(tallies.values())).loads.device
-        tallies = {name: tally.to(first) for name, tally in tallies.items()}
-    return reduce(tallies, group)
+    return reduce_across_devices(tallies, group)
 
 
 def update_routers(routers: Sequence[BalancedRouter], tallies: Mapping[str, Tally]) -> None:

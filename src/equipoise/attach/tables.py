@@ -19,13 +19,14 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         for column in range(len(header))
     ]
     lines = [
-        "  ".join(
+        " ".join(
             cell.rjust(width) if left else cell.ljust(width)
             for cell, width, left in zip(row, widths, right)
         ).rstrip()
         for row in cells
     ]
-    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+    # as the command line's tables: one space between columns, a rule below the head
+    return "\n".join([lines[0], "─" * (sum(widths) + len(widths) - 1), *lines[1:]])
 
 
 def _format_cell(value: object) -> str:

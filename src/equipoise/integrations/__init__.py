@@ -1,1 +1,3 @@
-"""Other systems: Hugging Face checkpoints, torchtitan, Megatron. A file or folder for each."""
+"""Other systems: Hugging Face checkpoints, torchtitan, Megatron, axolotl, ms-swift. A file or
+folder for each.
+"""

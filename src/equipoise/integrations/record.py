@@ -61,7 +61,7 @@ def record(
         return record_run(folder, out, data=data, **shared)
     if (folder / "config.json").exists():
         if data is None:
-            raise ValueError("a Hugging Face model brings no texts along: name some by --text")
+            raise ValueError("a Hugging Face model brings no texts along: name some by --data")
         from equipoise.integrations.huggingface.recording import record_model
 
         return record_model(folder, out, data=data, **shared, **given)

@@ -7,11 +7,48 @@ replaces it. This class keeps the two equal, and keeps the mean of the bias that
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor
 
 from equipoise.attach.find.bias import Bias
 from equipoise.balancing import Dual
+
+_MOST_LOOKS = 8
+
+
+class OtherWriters:
+    """Notices that something else moves a bias step by step, as OLMo-core's `post_batch` and
+    Automodel's `update_bias` do: then two rules act at once, and neither is what it says.
+
+    One change is a checkpoint that is loaded. To look at the values a GPU is waited for, so it is
+    done a few times only, and only where the bias was touched.
+    """
+
+    def __init__(self) -> None:
+        self.applied = False
+        """whether we wrote since another did"""
+        self._found = 0
+        self._looks = 0
+
+    def notice(self, path: str, is_ours: Tensor) -> None:
+        """The bias was touched by another: `is_ours` says whether its values are still ours."""
+        if not self.applied or self._looks == _MOST_LOOKS:
+            return
+        self._looks += 1
+        if bool(is_ours):
+            return
+        self.applied = False
+        self._found += 1
+        if self._found == 2:
+            self._looks = _MOST_LOOKS
+            warnings.warn(
+                f"something else changed {path} after each of two steps: two rules move it. Switch "
+                "the model's own rule off (gate_bias_update_factor=0 in NeMo Automodel, "
+                "bias_gamma=None in OLMo-core), or do not balance it here",
+                stacklevel=2,
+            )
 
 
 class AppliedShift:
@@ -41,6 +78,7 @@ class AppliedShift:
         """the values, while those of the reference stand in their place"""
         self._mark: tuple[object, ...] | None = None
         """of the model's bias when we last wrote it (Bias.mark)"""
+        self.others = OtherWriters()
 
     @torch.no_grad()
     def write(self) -> None:
@@ -55,6 +93,7 @@ class AppliedShift:
         shift = self.balancer.shift
         self.values = shift + (self.mean.to(shift.device) - shift.double().mean()).float()
         self.write()
+        self.others.applied = True
 
     @torch.no_grad()
     def set(self, shift: Tensor) -> None:
@@ -98,6 +137,7 @@ class AppliedShift:
         self.balancer.to(values.device)
         written = self.values.to(values.device)
         is_ours = (values == written.to(bias.dtype).float()).all()
+        self.others.notice(bias.path, is_ours)
         self.balancer.shift.copy_(torch.where(is_ours, self.balancer.shift, values))
         self.mean = torch.where(is_ours, self.mean.to(values.device), values.double().mean())
         self.values = torch.where(is_ours, written, values)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
-from typing import Any, TypeGuard
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +22,18 @@ from equipoise.attach.count.applied_shift import AppliedShift
 from equipoise.attach.count.forward_context import ForwardContext, eager
 from equipoise.attach.count.shifted_topk import ShiftedTopK
 from equipoise.attach.count.states import CountState, RouterCount
-from equipoise.attach.count.tallying import check_countable, empty_tally, make_tally
+from equipoise.attach.count.tallying import check_countable, make_tally
+from equipoise.attach.find.kernels import ClassForward, runs_kernel
 from equipoise.attach.find.quirks import routes_pictures
+from equipoise.attach.find.remedy import TEN_LINES
 from equipoise.attach.find.routers import FoundRouter
 from equipoise.attach.find.routing_spec import holds_choice, score_by_name
 from equipoise.attach.patching import PatchedMethod
 from equipoise.balancing import Dual
 from equipoise.routing import Tally, route
+
+if TYPE_CHECKING:
+    from equipoise.attach.replay.choice_exchange import ChoiceExchange
 
 
 class BalancedRouter:
@@ -45,22 +50,33 @@ class BalancedRouter:
         """updates until the shift of a router without a bias is 0"""
         self.observer: Callable[[BalancedRouter, Tensor, Tensor | None], None] | None = None
         """called with the experts and scores of every counted call, without padding: for traces"""
+        self.on_failure: Callable[[BalancedRouter], None] | None = None
+        """called when a training forward raised, after its counts were removed: for traces"""
+        self.exchange: ChoiceExchange | None = None
+        """between its top-K and the experts it takes, once they were recorded or replayed"""
+        self._choices = 0
+        """how often it chose in the forward that runs, without a bias"""
         self._logits: Tensor | None = None
         """what the gate returned, until its experts are called"""
         self._handles: list[RemovableHandle] = []
+        self._kernel: PatchedMethod | None = None
+        """the Hub kernel of the gate, whose place the gate's own forward has taken"""
         self._patched: PatchedMethod | None = None
+        """the method that chooses; with a bias of its own, once that is recorded or replayed"""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BalancedRouter:
         """A copy of a model routes as the model does, and counts nothing: no step would use it."""
         twin = memo[id(self)] = copy.copy(self)
-        twin.count, twin.observer = RouterCount(), None
-        for name in ("found", "balancer", "context", "shift", "_patched", "_handles"):
+        twin.count, twin.observer, twin.on_failure = RouterCount(), None, None
+        twin.exchange = None
+        for name in ("found", "balancer", "context", "shift", "_kernel", "_patched", "_handles"):
             setattr(twin, name, copy.deepcopy(getattr(self, name), memo))
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
         """A pickled model too routes as the model does, and counts nothing."""
-        return {**vars(self), "count": RouterCount(), "observer": None, "_logits": None}
+        nothing = dict.fromkeys(("observer", "on_failure", "exchange", "_logits"))
+        return {**vars(self), **nothing, "count": RouterCount()}
 
     @property
     def name(self) -> str:
@@ -108,19 +124,14 @@ class BalancedRouter:
         """Watch the router, or shift its top-K where it has no bias."""
         found = self.found
         self.context.listeners.append(self)
+        self._handles = [found.block.register_forward_pre_hook(self.enter_block)]
+        if runs_kernel(found.gate):
+            self._kernel = PatchedMethod(found.gate, "forward", ClassForward(found.gate))
         if found.bias is None:
-            owner, method = (
-                (found.gate, "forward")
-                if found.spec.in_gate
-                else (found.block, "route_tokens_to_experts")
-            )
-            self._patched = PatchedMethod(owner, method, self.run_shifted)
+            self._patched = self._patch_choice(self.run_shifted)
             return
         self.shift.write()
-        self._handles = [
-            found.block.register_forward_pre_hook(self.enter_block),
-            found.bias.owner.register_state_dict_pre_hook(self.before_saving),
-        ]
+        self._handles.append(found.bias.owner.register_state_dict_pre_hook(self.before_saving))
         if found.spec.logits_at is not None:
             self._handles.append(found.gate.register_forward_hook(self.see_logits))
         self._handles.append(
@@ -130,13 +141,31 @@ class BalancedRouter:
             else found.experts.register_forward_pre_hook(self.see_choice, with_kwargs=True)
         )
 
+    def watch_choice(self, exchange: ChoiceExchange) -> None:
+        """Let the exchange stand between its top-K and the experts it takes, until it is detached.
+
+        A forward may be recomputed long after its replay has ended.
+        """
+        self.exchange = exchange
+        if self._patched is None:
+            self._patched = self._patch_choice(self.run_exchanged)
+
+    def _patch_choice(self, replacement: Callable[..., Any]) -> PatchedMethod:
+        """Put it in the place of the method that chooses."""
+        found = self.found
+        if found.spec.in_gate:
+            return PatchedMethod(found.gate, "forward", replacement)
+        return PatchedMethod(found.block, "route_tokens_to_experts", replacement)
+
     def detach(self) -> None:
         """Remove every hook, and forget what was counted."""
         for handle in self._handles:
             handle.remove()
-        if self._patched is not None:
-            self._patched.restore()
-        self._handles, self._patched = [], None
+        for replaced in (self._patched, self._kernel):
+            if replaced is not None:
+                replaced.restore()
+        self._handles, self._patched, self._kernel = [], None, None
+        self.exchange = None
         self.count.clear()
 
     # ---- in a forward
@@ -150,6 +179,8 @@ class BalancedRouter:
     def fail_forward(self) -> None:
         """It raised."""
         self.count.fail_forward()
+        if self.on_failure is not None:
+            self.on_failure(self)
 
     def begin_reference(self) -> None:
         """A forward of the reference policy begins."""
@@ -193,12 +224,15 @@ class BalancedRouter:
         logits, self._logits = self._logits, None
         if not self.context.counts(self.found.block):
             return
-        chosen = next((value for value in values if _holds_indices(value)), None)
+        chosen = _find_indices(values, self.balancer.top_k)
         if chosen is None:
             raise RuntimeError(
                 f"{self.name}.experts was called without the indices of the chosen experts"
             )
         self._notice_backward(values[0])
+        if self._is_replayed():
+            return
+        chosen = self._own_choice(chosen)
         if logits is None:
             if self.balancer.needs_scores or self._sharded_experts():
                 raise RuntimeError(
@@ -231,17 +265,61 @@ class BalancedRouter:
 
     @eager
     def _run_and_count(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run_shifted(*args, **kwargs)
+        if self.context.counts(self.block):
+            self.count.enter_block()
+        self._choices = 0
+        answer = self._run_shifted(*args, **kwargs)
+        if self._choices > 1:
+            raise RuntimeError(
+                f"{self.name} chose {self._choices} times in one forward, where once was "
+                f"expected: which of them sends tokens to experts is unknown. {TEN_LINES}"
+            )
+        return answer
 
     def _run_shifted(self, *args: Any, **kwargs: Any) -> Any:
         assert self._patched is not None
         with ShiftedTopK(self.found.spec, self.applied_shift, self.see_shifted):
+            return self.run_exchanged(*args, **kwargs)
+
+    def run_exchanged(self, *args: Any, **kwargs: Any) -> Any:
+        """The router's own code, recorded or replayed where that is asked for."""
+        assert self._patched is not None
+        if self.exchange is None or not self.exchange.active:
             return self._patched.own(*args, **kwargs)
+        return self._run_exchange(self.exchange, self._patched.own, *args, **kwargs)
+
+    @eager
+    def _run_exchange(
+        self, exchange: ChoiceExchange, run: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        with exchange.begin_run():
+            answer = run(*args, **kwargs)
+        exchange.finish_run()
+        return answer
+
+    def _is_replayed(self) -> bool:
+        """Whether the experts of this forward are given, and it is not to be counted."""
+        exchange = self.exchange
+        if exchange is None or exchange.given is None or exchange.tally_own:
+            return False
+        self.count.replay_choice()
+        self.context.warn_of_rest()
+        return True
+
+    def _own_choice(self, chosen: Tensor) -> Tensor:
+        """What it would have chosen, where that is to be counted in a replay."""
+        exchange = self.exchange
+        if exchange is None or exchange.given is None or exchange.own is None:
+            return chosen
+        return exchange.own
 
     def see_shifted(self, indices: Tensor, values: Tensor, shifted: Tensor) -> None:
         """A router without a bias has chosen."""
         if self.context.may_count(self.block) and self.context.counts(self.block):
+            self._choices += 1
             self._notice_backward(values)
+            if self._is_replayed():
+                return
             scores = values.detach().float().flatten(0, -2)
             self.count_choices(indices, scores, shifted.flatten(0, -2))
 
@@ -272,7 +350,7 @@ class BalancedRouter:
     def take_tally(self) -> Tally:
         """All that was counted since the last step; zeros where nothing was."""
         tallies = self.count.take_tallies()
-        return sum(tallies, start=0) if tallies else empty_tally(self.balancer)  # type: ignore[return-value]
+        return sum(tallies, start=0) if tallies else self.balancer.empty_tally()  # type: ignore[return-value]
 
     @torch.no_grad()
     def update(self, tally: Tally) -> None:
@@ -295,5 +373,17 @@ class BalancedRouter:
         self.context.backward_seen = True
 
 
-def _holds_indices(value: object) -> TypeGuard[Tensor]:
-    return isinstance(value, Tensor) and not value.is_floating_point()
+def _find_indices(values: Sequence[object], top_k: int) -> Tensor | None:
+    """The chosen experts among what the experts were called with: (..., K) if there are such, else
+    the first integers. A mask is none.
+    """
+    exact = [value for value in values if holds_choice(value, top_k)]
+    integers = [
+        value
+        for value in values
+        if isinstance(value, Tensor)
+        and not value.is_floating_point()
+        and value.dtype != torch.bool
+        and value.numel() % top_k == 0
+    ]
+    return next(iter([*exact, *integers]), None)

@@ -11,7 +11,7 @@ there). The states and who moves them are in states.py.
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import inspect
 import warnings
 from typing import Any, Protocol
@@ -23,42 +23,13 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo as eager
 from torch.utils.hooks import RemovableHandle
 
+from equipoise.attach.count.padding import padding_of_mask, padding_of_positions
 from equipoise.attach.count.states import ForwardPhase
-from equipoise.attach.find.adapters import adapters_are_off, auxiliary_loss
+from equipoise.attach.find.adapters import active_adapters, auxiliary_loss
 from equipoise.attach.find.quirks import picture_tokens, routes_pictures
+from equipoise.routing.recomputation import check_backward_is_seen, in_backward
 
 __all__ = ["ForwardContext", "check_backward_is_seen", "eager", "in_backward"]
-
-
-def in_backward() -> bool:
-    """Whether autograd is running a backward pass in this thread: then a forward is a
-    recomputation.
-    """
-    return torch._C._current_graph_task_id() != -1
-
-
-@functools.cache
-def check_backward_is_seen() -> None:
-    """`in_backward` calls a private function of torch: make sure that it still works."""
-    if not _backward_is_seen():
-        raise RuntimeError(
-            f"torch {torch.__version__} does not show whether a backward pass is running, so "
-            "tokens would be counted twice under gradient checkpointing. Please report this; "
-            "until it is fixed use torch 2.13"
-        )
-
-
-def _backward_is_seen() -> bool:
-    """Whether `in_backward` is True inside a backward pass, and False outside."""
-    seen: list[bool] = []
-    try:
-        with torch.enable_grad():
-            probe = torch.ones(1, requires_grad=True)
-            probe.register_hook(lambda _: seen.append(in_backward()))
-            probe.sum().backward()
-        return seen == [True] and not in_backward()
-    except AttributeError:
-        return False
 
 
 class ForwardListener(Protocol):
@@ -86,6 +57,8 @@ class ForwardContext:
         self.phase = ForwardPhase.IDLE
         self.records = False
         """whether every forward counts: where scores are recorded and nothing is trained"""
+        self.replays = False
+        """whether experts are given, and padding is of interest outside of training too"""
         self.backward_seen = False
         """whether gradients were computed since the last step"""
         self.listeners: list[ForwardListener] = []
@@ -95,13 +68,18 @@ class ForwardContext:
         """(T,) bool, of the running forward's attention_mask"""
         self._is_picture: Tensor | None = None
         """(T,) bool: tokens of a picture, where a layer has a router of its own for them"""
-        self._mask_position: dict[nn.Module, int] = {}
-        """where a watched module's forward takes its attention_mask"""
+        self._argument_names: dict[nn.Module, list[str]] = {}
+        """of a watched module's forward, in order"""
         self._watched: list[nn.Module] = []
         self._is_reference = False
-        """whether the running forward is of a reference policy: adapters are off"""
-        self._warned = False
+        """whether the running forward is of a reference policy: adapters are off, or others act
+        than those that are trained
+        """
+        self.trained_adapters: frozenset[str] = frozenset()
+        """those that acted when balancing began, or in a training forward"""
+        self._warned_of_adapter = False
         self._warned_of_loss = False
+        self._warned_of_rest = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ForwardContext:
         copy = memo[id(self)] = ForwardContext()
@@ -119,9 +97,7 @@ class ForwardContext:
     def watch(self, module: nn.Module) -> list[RemovableHandle]:
         """Watch the forwards of a module that holds routers."""
         self._watched.append(module)
-        names = list(inspect.signature(module.forward).parameters)
-        if "attention_mask" in names:
-            self._mask_position[module] = names.index("attention_mask")
+        self._argument_names[module] = list(inspect.signature(module.forward).parameters)
         return [
             module.register_forward_pre_hook(self.enter_module, prepend=True, with_kwargs=True),
             module.register_forward_hook(self.leave_module, always_call=True),
@@ -173,20 +149,48 @@ class ForwardContext:
         self._depth += 1
         if self.phase is ForwardPhase.TRAINING and not self._warned_of_loss:
             self._check_losses(module, kwargs)
-        self._read_mask(module, args, kwargs, outermost)
+        arguments = {**dict(zip(self._argument_names[module], args)), **kwargs}
+        if self.phase is ForwardPhase.TRAINING or self.records:
+            self._read_mask(module, arguments)
+        elif self.replays:
+            # only to report: a mask that cannot be read stops no evaluation
+            with contextlib.suppress(ValueError):
+                self._read_mask(module, arguments)
 
     def _begin_forward(self, module: nn.Module) -> None:
         """The outermost watched module is called."""
-        self._is_reference = adapters_are_off(module)
+        trains = torch.is_grad_enabled() and not in_backward()
+        self._is_reference = self._runs_reference(active_adapters(module), trains)
         if self._is_reference:
+            trains = False
             for listener in self.listeners:
                 listener.begin_reference()
-        trains = torch.is_grad_enabled() and not in_backward() and not self._is_reference
         self.phase = ForwardPhase.TRAINING if trains else ForwardPhase.PASSIVE
         self._padding = None
         if trains:
             for listener in self.listeners:
                 listener.begin_forward(module.training)
+
+    def _runs_reference(self, active: frozenset[str] | None, trains: bool) -> bool:
+        """Whether this forward is of a reference policy: every adapter is off, or only adapters act
+        that were never trained since balance(), while others were, as TRL's copy "ref" of an
+        adapter that is trained on.
+        """
+        if active is None:
+            return False
+        if trains:
+            self.trained_adapters |= active
+        if not active or active & self.trained_adapters:
+            return not active
+        if self.trained_adapters and not self._warned_of_adapter:
+            self._warned_of_adapter = True
+            warnings.warn(
+                f"the adapter {', '.join(sorted(active))} was not trained since balance() (that "
+                f"was {', '.join(sorted(self.trained_adapters))}): it is taken for a reference "
+                "policy, and routes by the shift of when balancing began",
+                stacklevel=3,
+            )
+        return bool(self.trained_adapters)
 
     def _check_losses(self, module: nn.Module, kwargs: dict[str, object]) -> None:
         """Say once that an auxiliary loss acts beside our shift."""
@@ -201,24 +205,17 @@ class ForwardContext:
                 stacklevel=3,
             )
 
-    def _read_mask(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object], outermost: bool
-    ) -> None:
-        """Which tokens are padding, from the module's arguments; an inner module may say it too."""
-        mask = kwargs.get("attention_mask")
-        position = self._mask_position.get(module)
-        if mask is None and position is not None and position < len(args):
-            mask = args[position]
-        trains = self.phase is ForwardPhase.TRAINING
-        if isinstance(mask, Tensor) and mask.dim() == 2:
-            self._padding = (mask == 0).flatten()
-        elif mask is not None and outermost and trains and not self._warned:
-            self._warned = True
-            warnings.warn(
-                "attention_mask is not of shape (batch, sequence): padding cannot be recognised, "
-                "and all tokens are counted",
-                stacklevel=2,
-            )
+    def _read_mask(self, module: nn.Module, arguments: dict[str, object]) -> None:
+        """Which tokens are padding, from a module's arguments; an inner one may say it too."""
+        mask = arguments.get("attention_mask")
+        if (isinstance(mask, Tensor) and mask.dim() == 2) or (
+            self._padding is None and mask is not None
+        ):
+            self._padding = padding_of_mask(mask)
+        elif self._padding is None:
+            pad_token = getattr(getattr(module, "config", None), "pad_token_id", None)
+            positions, tokens = arguments.get("position_ids"), arguments.get("input_ids")
+            self._padding = padding_of_positions(positions, tokens, pad_token)
 
     def leave_module(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """A watched module returns, or raises: then torch passes None as its output."""
@@ -240,6 +237,18 @@ class ForwardContext:
                 listener.end_reference()
         self.phase = ForwardPhase.IDLE
         self._padding = self._is_picture = None
+
+    def warn_of_rest(self) -> None:
+        """Say once that a replay leaves the shift where it is."""
+        if self._warned_of_rest:
+            return
+        self._warned_of_rest = True
+        warnings.warn(
+            "forwards whose experts are replayed are not counted, and leave the shift where it is: "
+            'it had no part in their choice. balancing.replay(..., tally="own") counts what the '
+            "routers themselves would have chosen",
+            stacklevel=3,
+        )
 
     def see_pictures(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object]
@@ -270,6 +279,18 @@ class ForwardContext:
         if self.phase is ForwardPhase.IDLE:
             return torch.is_grad_enabled()
         return self.phase is ForwardPhase.TRAINING
+
+    @property
+    def trains(self) -> bool:
+        """Whether gradients of the running forward may be asked for."""
+        if self.phase is ForwardPhase.IDLE:
+            return torch.is_grad_enabled() and not in_backward()
+        return self.phase is ForwardPhase.TRAINING
+
+    def known_padding(self, name: str, num_tokens: int) -> Tensor | None:
+        """`padding`, or None where attention_mask is of other tokens too, as in generation."""
+        padding = self._padding
+        return None if padding is None or len(padding) != num_tokens else padding
 
     def padding(self, name: str, num_tokens: int) -> Tensor | None:
         """(T,) bool, True for padding, of the tokens a router sees; None where there is none."""

@@ -43,18 +43,25 @@ class Recorder:
                 f"{sorted(top_k)}"
             )
         self.folder, self.rows = Path(folder), rows
-        self._samples: dict[str, list[Tensor]] = {}
+        self._samples: dict[str, list[Tensor | None]] = {}
+        """one for every counted call, None where it showed no scores"""
         self._before: dict[str, Tensor] = {}
         self._annealed: set[str] = set()
         self._writer: TraceWriter | None = None
         if _is_writer():
             for router in balancing.routers:
                 router.observer = self.keep_scores
+                router.on_failure = self.forget_failed
 
     def keep_scores(self, router: BalancedRouter, experts: Tensor, scores: Tensor | None) -> None:
         """Keep some rows of a forward, evenly spread over it."""
-        if scores is not None and self.rows:
-            self._samples.setdefault(router.name, []).append(_thin_rows(scores, self.rows).cpu())
+        kept = scores is not None and self.rows
+        sample = _thin_rows(scores, self.rows).cpu() if scores is not None and kept else None
+        self._samples.setdefault(router.name, []).append(sample)
+
+    def forget_failed(self, router: BalancedRouter) -> None:
+        """Forget the scores of a forward that raised, as its counts are: it may be tried again."""
+        del self._samples.get(router.name, [])[len(router.count.tallies) :]
 
     def remember_shifts(self, balancing: Balancing) -> None:
         """Remember the shifts that these loads came of."""
@@ -76,7 +83,7 @@ class Recorder:
         for router in balancing.routers:
             loads = tallies[router.name].loads.cpu()
             shift, shift_after = self._before[router.name], router.balancer.shift.cpu()
-            rows = samples.get(router.name)
+            rows = [sample for sample in samples.get(router.name, []) if sample is not None]
             step_size = stated_step_size(router.balancer, loads)
             if router.name in self._annealed:
                 # the shift was also multiplied, which is no step of the rule
@@ -88,7 +95,7 @@ class Recorder:
                 shift_after=shift_after.numpy(),
                 loads=loads.numpy(),
                 step_size=None if step_size is None else step_size.numpy(),
-                scores=None if rows is None else _thin_rows(torch.cat(rows), self.rows).numpy(),
+                scores=_thin_rows(torch.cat(rows), self.rows).numpy() if rows else None,
             )
 
     def drop_scores(self) -> None:
@@ -108,7 +115,7 @@ class Recorder:
         about = TraceAbout(
             gate=spec.score,
             sequence_length=None,
-            groups=spec.groups,
+            groups=spec.groups and spec.groups[:2],
             balancer=balancing.name,
             model=type(balancing.model).__name__,
         )

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from equipoise.attach.find.choice_calls import read_choice
 from equipoise.attach.find.routing_spec import RoutingSpec
-from equipoise.attach.find.watched_run import TOPK
+from equipoise.routing.kernels.operators import best_experts
 
 ChoiceCallback = Callable[[Tensor, Tensor, Tensor], None]
 """(indices, ranked, shifted)"""
@@ -36,40 +37,47 @@ class ShiftedTopK(TorchFunctionMode):
         self.spec = spec
         self.shift = shift
         self.chosen = chosen
+        self._before_groups: Tensor | None = None
+        """the scores of all experts, before those of other groups were masked"""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if func not in TOPK:
-            return func(*args, **kwargs)
-        named = {**dict(zip(("input", "k"), args)), **kwargs}
-        values: Tensor = named["input"]
-        if values.shape[-1] == self.spec.num_experts and named["k"] == self.spec.top_k:
-            return self._choose_shifted(values)
-        groups = self.spec.groups
+        choice = read_choice(func, args, kwargs or {})
+        spec = self.spec
+        if choice is None or choice.form != spec.form:
+            return func(*args, **(kwargs or {}))
+        values = choice.values
+        if values.shape[-1] == spec.num_experts and choice.top_k == spec.top_k:
+            return choice.answer(*self._choose_shifted(values))
+        groups = spec.groups
         if groups is not None and values.shape[-2:] == (
             groups.number,
-            self.spec.num_experts // groups.number,
+            spec.num_experts // groups.number,
         ):
+            if not torch.compiler.is_compiling():
+                self._before_groups = values.flatten(-2)
             # groups are chosen by shifted scores too, as in the families that have a bias
-            return func(
-                values + self.shift.to(values.device).view(groups.number, -1),
-                *args[1:],
-                **_drop_input(kwargs),
-            )
-        return func(*args, **kwargs)
+            shifted = values + self.shift.to(values.device).view(groups.number, -1)
+            return func(shifted, *args[1:], **_drop_input(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
-    def _choose_shifted(self, values: Tensor) -> Any:
-        """The top-K by shifted values, with the unshifted values of what it chose."""
-        ranked = values.detach()
-        shifted = ranked.float() + self.shift.to(values.device)
-        if self.spec.fill == 0.0:
-            # a 0 marks a group that may not be chosen, whatever its shift
-            shifted = shifted.masked_fill(ranked == 0, -torch.inf)
-        indices = shifted.topk(self.spec.top_k, dim=-1).indices
+    def _choose_shifted(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The unshifted values and the indices of the top-K by shifted values."""
+        # a router inside another must not be shifted by both
+        with torch._C.DisableTorchFunction():
+            ranked = values.detach()
+            shifted = ranked.float() + self.shift.to(values.device)
+            if self.spec.fill == 0.0:
+                # a 0 marks a group that may not be chosen, whatever its shift
+                shifted = shifted.masked_fill(ranked == 0, -torch.inf)
+            indices = best_experts(shifted, self.spec.top_k)
+            chosen = values.gather(-1, indices)
+            if self._before_groups is not None:
+                scores, self._before_groups = self._before_groups, None
+                values, shifted = scores, scores.detach().float() + self.shift.to(values.device)
         self.chosen(indices, values, shifted)
-        return torch.return_types.topk((values.gather(-1, indices), indices))
+        return chosen, indices
 
 
 def _drop_input(kwargs: Mapping[str, Any]) -> dict[str, Any]:

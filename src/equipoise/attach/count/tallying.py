@@ -7,13 +7,12 @@ and in bf16, we might have chosen otherwise.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from equipoise.attach.find.routers import FoundRouter
 from equipoise.balancing import Dual
 from equipoise.routing import Groups, Tally, route
-from equipoise.routing.route import count_loads
+from equipoise.routing.kernels.reference import count_loads
 
 
 def check_countable(found: FoundRouter, balancer: Dual) -> None:
@@ -36,7 +35,7 @@ def check_countable(found: FoundRouter, balancer: Dual) -> None:
             "logits in this transformers: choose one that needs loads only (deepseek, "
             "proportional, moonlight ...), or upgrade transformers"
         )
-    if spec.groups is not None and (spec.group_worth != "top2" or found.bias is None):
+    if spec.groups is not None and spec.group_worth != "top2":
         raise ValueError(
             f"this balancer looks at scores, but {found.name} chooses its groups in a way that "
             "cannot be followed: choose one that needs loads only (deepseek, proportional, "
@@ -70,9 +69,3 @@ def make_tally(
         return Tally(loads, loads.unsqueeze(0), balancer.steps.clone())
     routing = route(scores, balancer.top_k, choose_by=shifted, groups=groups, mask=padding)
     return balancer.tally(scores, routing._replace(experts=experts, loads=loads))
-
-
-def empty_tally(balancer: Dual) -> Tally:
-    """The tally of no tokens at all."""
-    scores = torch.zeros(0, balancer.num_experts, device=balancer.steps.device)
-    return balancer.tally(scores, route(scores, balancer.top_k, runner_up=True))

@@ -9,19 +9,29 @@ from typing import Any
 from torch import nn
 
 
-def adapters_are_off(model: nn.Module) -> bool:
-    """Whether PEFT's adapters are switched off now, as inside `disable_adapter()`.
+def active_adapters(model: nn.Module) -> frozenset[str] | None:
+    """The names of PEFT's adapters that act now: none of them inside `disable_adapter()`; None for
+    a model without adapters.
 
     One adapted layer tells it for all: PEFT switches them together.
     """
     if "peft" not in sys.modules:
-        return False
+        return None
     for module in model.modules():
-        name = "_disable_adapters"
-        off = vars(module).get(name, getattr(type(module), name, None))
-        if isinstance(off, bool):
-            return off
-    return False
+        off = _own_or_inherited(module, "_disable_adapters")
+        if off is True:
+            return frozenset()
+        names = _own_or_inherited(module, "_active_adapter")
+        names = [names] if isinstance(names, str) else names
+        # a module that is saved whole for one adapter only has none while another is active
+        if off is False and isinstance(names, list | tuple) and names:
+            return frozenset(map(str, names))
+    return None
+
+
+def _own_or_inherited(module: nn.Module, name: str) -> object:
+    """An attribute as PEFT's layers set it; not what a wrapper passes on of the module in it."""
+    return vars(module).get(name, getattr(type(module), name, None))
 
 
 def auxiliary_loss(model: nn.Module, arguments: Mapping[str, object]) -> float:

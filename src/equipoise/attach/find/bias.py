@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from equipoise.attach.find.zero_parts import check_whole
+
 
 class Bias:
     """One router's correction bias, inside the model."""
@@ -61,6 +63,7 @@ class Bias:
         """(E,) float32, a copy. Under FSDP2 a sharded parameter is gathered: every rank must call
         it.
         """
+        check_whole(self.tensor, self.path)
         value = self.tensor.detach()
         if _is_sharded(value):
             value = value.full_tensor()  # type: ignore[attr-defined]
@@ -69,6 +72,7 @@ class Bias:
     @torch.no_grad()
     def write(self, values: Tensor) -> None:
         """Set it in place, from (E,) float32."""
+        check_whole(self.tensor, self.path)
         self._make_float32()
         mine = self.tensor.detach()
         values = values.to(mine.device).reshape(mine.shape)

@@ -1,7 +1,8 @@
 """Models whose tensors are not where a forward needs them: refused with the true reason.
 
-DeepSpeed ZeRO-3, FSDP1 and accelerate's offloading leave empty, flattened or absent tensors in a
-model, and put them together around each forward of their own. Then no shape says what a gate is.
+FSDP1 and accelerate's offloading leave flattened or absent tensors in a model, and put them
+together around each forward of their own. Then no shape says what a gate is. (DeepSpeed ZeRO-3
+leaves empty ones, but notes their shapes: zero_parts.py.)
 """
 
 from __future__ import annotations
@@ -13,15 +14,6 @@ from equipoise.attach.find.routers import plain_name
 
 def check_placement(model: nn.Module) -> None:
     """Refuse a model whose parameters another library keeps elsewhere."""
-    for name, parameter in model.named_parameters():
-        shape = getattr(parameter, "ds_shape", None)
-        if shape is not None and parameter.shape != shape:
-            raise ValueError(
-                f"DeepSpeed ZeRO-3 holds {plain_name(name)} in parts: its shape here is "
-                f"{tuple(parameter.shape)}, and {tuple(shape)} when gathered. Call "
-                "equipoise.balance before deepspeed.initialize, on a model that was not made "
-                "under deepspeed.zero.Init or an HfDeepSpeedConfig; or use ZeRO-2 or FSDP2"
-            )
     for name, module in model.named_modules():
         kinds = {each.__name__ for each in type(module).__mro__}
         if "FullyShardedDataParallel" in kinds:

@@ -15,15 +15,17 @@ sharded.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from equipoise.attach.find.choosing_code import chooses_in_code
 from equipoise.attach.find.routing_spec import PROBED_SCORES, RoutingSpec, holds_choice
+from equipoise.attach.find.stand_ins import stand_ins
 from equipoise.attach.find.watched_run import RouterPath, TopKCall, WatchedRun
+from equipoise.attach.find.zero_parts import whole_shape
 from equipoise.routing import Groups
 
 _PROBE_TOKENS = 64
@@ -32,6 +34,10 @@ _TOLERANCE = 1e-5
 
 class NotByTopKError(ValueError):
     """A router that was watched and did not choose by a top-K over its experts."""
+
+
+class OneLevelUpError(NotByTopKError):
+    """A router whose gate only computes logits: the block around it chooses."""
 
 
 def probe_router(block: nn.Module, gate_name: str) -> RoutingSpec:
@@ -54,6 +60,8 @@ class _Probe:
         """what the gate is called with: (T, D) or (1, T, D), set by the first run that succeeds"""
         self.passed: str | None = None
         """the block's vector that is passed to the gate, where it wants one"""
+        self.filled = False
+        """whether the gate requires more than hidden states, such as a mask"""
 
     def find_spec(self) -> RoutingSpec:
         """Run the router once, then again with each candidate for a bias moved."""
@@ -66,7 +74,7 @@ class _Probe:
         if bias is not None:
             self._check_last_class(bias)
         score, logits_at = self._find_score(first, ranked, kept, bias)
-        groups, worth = _find_groups(first.calls, num_experts)
+        groups, worth = find_groups(first.calls, num_experts)
         fill = None if kept.all() else float(ranked[~kept][0])
         name = None if bias is None else bias.removeprefix("block.")
         return RoutingSpec(
@@ -92,12 +100,13 @@ class _Probe:
 
     def _random_like(self, value: Tensor) -> Tensor:
         """Normal numbers: of such a size that scores differ, and a bias does not decide alone."""
+        shape = whole_shape(value)
         if not value.is_floating_point():
-            return torch.zeros(value.shape, dtype=value.dtype)
+            return torch.zeros(shape, dtype=value.dtype)
         # a weight may be (E, D) or (D, E): the larger is nearly always D
-        wide = value.dim() >= 2 and value.shape[0] > 1
-        spread = 2 * max(value.shape[-2:]) ** -0.5 if wide else 0.1
-        return spread * torch.randn(value.shape, generator=self.rng)
+        wide = len(shape) >= 2 and shape[0] > 1
+        spread = 2 * max(shape[-2:]) ** -0.5 if wide else 0.1
+        return spread * torch.randn(shape, generator=self.rng)
 
     def _run_router(self, hidden: Tensor, tensors: dict[str, Tensor]) -> WatchedRun:
         """Let the router choose with other tensors in place of its own, in evaluation mode."""
@@ -105,21 +114,25 @@ class _Probe:
         try:
             for module in was_training:
                 module.training = False
-            with torch.no_grad(), torch.autocast("cpu", enabled=False):
-                return functional_call(self.path, tensors, (hidden.clone(), self.passed))
+            own = stand_ins(self.path, tensors)
+            with torch.no_grad(), torch.autocast("cpu", enabled=False), own:
+                return self.path(hidden.clone(), self.passed, self.filled)
         finally:
             for module in was_training:
                 module.training = True
 
     def _first_run(self) -> WatchedRun:
-        """Some gates want (T, D), some (B, S, D); some are given the bias by their block."""
+        """Some gates want (T, D), some (B, S, D); some are given the bias by their block; what else
+        they require is filled in last, since a bias may be among it.
+        """
         vectors = [name.removeprefix("block.") for name in self.tensors if name.count(".") == 1]
         refusals = []
+        ways = [(False, passed) for passed in (None, *vectors)] + [(True, None)]
         for width in self.widths:
             tokens = torch.randn(_PROBE_TOKENS, width, generator=self.rng)
-            for passed in (None, *vectors):
+            for self.filled, self.passed in ways:
                 for hidden in (tokens, tokens.unsqueeze(0)):
-                    self.passed, self.hidden = passed, hidden
+                    self.hidden = hidden
                     try:
                         return self._run_router(hidden, self.tensors)
                     except Exception as error:  # a stranger's code may raise anything
@@ -129,7 +142,7 @@ class _Probe:
     def _last_topk(self, run: WatchedRun) -> TopKCall:
         """The top-K over experts: (T, E) ranked, K, (T, K) indices."""
         if not run.calls:
-            raise NotByTopKError(self._why_no_topk())
+            self._refuse_without_topk()
         ranked, top_k, indices = run.calls[-1]
         over_experts = [call for call in run.calls if call.values.shape == ranked.shape]
         if len(over_experts) > 1:
@@ -139,17 +152,15 @@ class _Probe:
             )
         return TopKCall(ranked.flatten(0, -2).float(), top_k, indices.flatten(0, -2))
 
-    def _why_no_topk(self) -> str:
+    def _refuse_without_topk(self) -> NoReturn:
         """Many blocks let the gate compute logits only, and choose in their own forward."""
         block = self.path.block
-        if not _mentions_topk(type(block).forward):
-            return "it chooses without torch.topk"
-        return (
-            f"it returns logits only, and {type(block).__name__}.forward, one level up, calls "
-            "topk: move the choice into the gate's own forward, or into a method "
-            f"route_tokens_to_experts(self, router_logits) of {type(block).__name__} that returns "
-            "the indices and weights of the chosen experts"
-        )
+        if not chooses_in_code(block):
+            raise NotByTopKError(
+                "it chooses without torch.topk (if it takes a single expert by argmax or max, name "
+                "it in routers=)"
+            )
+        raise OneLevelUpError(f"{type(block).__name__}.forward chooses, and not its gate")
 
     def _find_bias(self, first: WatchedRun, ranked: Tensor, kept: Tensor) -> str | None:
         """Move every vector of E numbers in turn: `ranked` follows the bias number by number, and
@@ -191,7 +202,7 @@ class _Probe:
         for place, output in enumerate(run.gate_output):
             if (
                 not isinstance(output, Tensor)
-                or output.shape[-1] != ranked.shape[-1]
+                or output.shape[-1:] != ranked.shape[-1:]
                 or output.numel() != ranked.numel()
             ):
                 continue
@@ -240,23 +251,21 @@ def _same_rows(before: object, after: object, rows: Tensor) -> bool:
 
 def _hidden_sizes(gate: nn.Module) -> list[int]:
     """What D may be: as the gate says it, or a side of its first matrix, which is (E, D) as a rule
-    and (D, E) in some layers.
+    and (D, E) in some layers. A flat weight has no sides: D is then one of the gate's numbers.
     """
-    for name in ("hidden_dim", "hidden_size"):
+    for name in ("hidden_dim", "hidden_size", "d_model"):
         if isinstance(getattr(gate, name, None), int):
             return [int(getattr(gate, name))]
     for _, value in _named_tensors(gate, recurse=True):
-        if value.dim() == 2 and value.is_floating_point() and value.shape[0] > 1:
-            return [value.shape[1], value.shape[0]]
+        shape = whole_shape(value)
+        if len(shape) == 2 and value.is_floating_point() and shape[0] > 1:
+            return [shape[1], shape[0]]
+    lengths = [value.numel() for _, value in _named_tensors(gate, recurse=True) if value.dim() == 1]
+    numbers = {value for value in vars(gate).values() if type(value) is int and value > 1}
+    sides = {number for number in numbers for each in lengths if each // number in numbers}
+    if sides:
+        return sorted(sides, reverse=True)
     raise NotByTopKError("it holds no matrix that could turn hidden states into logits")
-
-
-def _mentions_topk(function: Callable[..., object]) -> bool:
-    try:
-        return "topk" in inspect.getsource(function)
-    except (OSError, TypeError):
-        # made without a source file
-        return "topk" in getattr(getattr(function, "__code__", None), "co_names", ())
 
 
 def _is_score(ranked: Tensor) -> Tensor:
@@ -264,7 +273,7 @@ def _is_score(ranked: Tensor) -> Tensor:
     return torch.isfinite(ranked) & (ranked != 0)
 
 
-def _find_groups(calls: Sequence[TopKCall], num_experts: int) -> tuple[Groups | None, str | None]:
+def find_groups(calls: Sequence[TopKCall], num_experts: int) -> tuple[Groups | None, str | None]:
     """The groups, and what a group is chosen by, from the calls before the last."""
     for place, (values, keep, _) in enumerate(calls[:-1]):
         number = values.shape[-1]

@@ -48,6 +48,8 @@ class RoutingSpec:
     """whether the block passes the bias to the gate as an argument"""
     returns_choice: bool = False
     """whether the gate returns the indices of the experts it chose"""
+    form: str = "topk"
+    """the call that chooses: "topk", or "argmax" or "max" for one expert"""
 
 
 def holds_choice(value: object, top_k: int) -> TypeGuard[Tensor]:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-TOPK = (torch.topk, torch.Tensor.topk)
+from equipoise.attach.find.choice_calls import TOPK
+from equipoise.attach.find.kernels import own_forward
 
 
 class TopKCall(NamedTuple):
@@ -20,7 +21,7 @@ class TopKCall(NamedTuple):
     values: Tensor
     """(..., N) what it was taken of"""
     top_k: int
-    indices: Tensor
+    indices: Tensor = torch.empty(0)
 
 
 class TopKLog(TorchFunctionMode):
@@ -63,13 +64,17 @@ class RouterPath(nn.Module):
         self.block = block
         self.gate_name = gate_name
 
-    def forward(self, hidden: Tensor, bias_name: str | None) -> WatchedRun:
-        """Choose experts for (T, D) or (B, S, D) hidden states."""
+    def forward(self, hidden: Tensor, bias_name: str | None, filled: bool) -> WatchedRun:
+        """Choose experts for (T, D) or (B, S, D) hidden states; `filled` gives the gate what else
+        it requires.
+        """
         gate = getattr(self.block, self.gate_name)
-        passed = () if bias_name is None else (getattr(self.block, bias_name),)
+        passed: tuple[Any, ...] = () if bias_name is None else (getattr(self.block, bias_name),)
+        if filled:
+            passed += _fill_required(gate, hidden, 1 + len(passed))
         with TopKLog() as log:
             # its forward, and not a call: hooks that others put on it are not run
-            output = gate.forward(hidden, *passed)
+            output = own_forward(gate)(hidden, *passed)
             alone = isinstance(output, Tensor)
             outputs = (output,) if alone else tuple(output)
             route = getattr(self.block, "route_tokens_to_experts", None)
@@ -80,6 +85,20 @@ class RouterPath(nn.Module):
                 else tuple(route(*_route_arguments(route, hidden, outputs[0])))
             )
         return WatchedRun(log.calls, outputs, alone, choice, in_gate)
+
+
+def _fill_required(gate: nn.Module, hidden: Tensor, given: int) -> tuple[Tensor | None, ...]:
+    """The arguments a gate requires after those given: a mask is True for every token, anything
+    else is None.
+    """
+    names = [
+        name
+        for name, parameter in inspect.signature(gate.forward).parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    everything = torch.ones(hidden.shape[:-1], dtype=torch.bool)
+    return tuple(everything if "mask" in name else None for name in names[given:])
 
 
 def _route_arguments(

@@ -15,6 +15,9 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
+
+from equipoise.attach.find.zero_parts import in_parts
 
 if TYPE_CHECKING:
     from equipoise.attach.count.balanced_router import BalancedRouter
@@ -28,13 +31,18 @@ def weight_fingerprint(routers: list[BalancedRouter]) -> str:
     sums = {}
     for router in routers:
         weights = [*router.found.gate.parameters(), *router.found.experts.parameters()]
-        if not any(hasattr(weight, "full_tensor") or weight.is_meta for weight in weights):
+        if not any(map(_is_elsewhere, weights)):
             # float8 has no sum
             summed = [
                 weight.sum(dtype=torch.float64) for weight in weights if weight.element_size() > 1
             ]
             sums[router.name] = sum(map(float, summed))
     return json.dumps(sums)
+
+
+def _is_elsewhere(weight: Tensor) -> bool:
+    """Whether this rank does not have the weight whole."""
+    return hasattr(weight, "full_tensor") or weight.is_meta or in_parts(weight)
 
 
 def changed_routers(before: str, now: str) -> list[str]:

@@ -8,9 +8,10 @@ This file does, in float32 and int64, never pickled.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.attach.find.routers import plain_name
+from equipoise.attach.patching import PatchedMethod
 from equipoise.attach.state.fingerprint import weight_fingerprint
-from equipoise.balancing.shift.settling import belongs_to_settling
+from equipoise.balancing.older_states import may_be_missing
 from equipoise.storage.atomic import replace_file
 from equipoise.storage.optional import import_optional
 
@@ -61,10 +63,12 @@ class SaveBeside:
         self.own = own
 
     def __call__(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> Any:
-        answer = self.own(save_directory, *args, **kwargs)
-        if self.balancing is not None and kwargs.get("is_main_process", True):
-            self.balancing.save(save_directory)
-            _warn_of_shifts(self.balancing)
+        if self.balancing is None or not kwargs.get("is_main_process", True):
+            return self.own(save_directory, *args, **kwargs)
+        with _written_before_upload(self.balancing, self.own):
+            answer = self.own(save_directory, *args, **kwargs)
+        self.balancing.save(save_directory)
+        _warn_of_shifts(self.balancing)
         return answer
 
     def __getstate__(self) -> dict[str, object]:
@@ -73,6 +77,29 @@ class SaveBeside:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SaveBeside:
         return SaveBeside(None, copy.deepcopy(self.own, memo))
+
+
+@contextlib.contextmanager
+def _written_before_upload(balancing: Balancing, own: Callable[..., Any]) -> Iterator[None]:
+    """save_pretrained(..., push_to_hub=True) uploads before it returns: the sidecar must be in the
+    folder by then. transformers and PEFT upload by this method; another library has none, and
+    then the sidecar is only written.
+    """
+    owner = getattr(own, "__self__", None)
+    upload = getattr(owner, "_upload_modified_files", None)
+    if owner is None or upload is None:
+        yield
+        return
+
+    def upload_with_sidecar(working_dir: str | Path, *args: Any, **kwargs: Any) -> Any:
+        balancing.save(working_dir)
+        return upload(working_dir, *args, **kwargs)
+
+    patched = PatchedMethod(owner, "_upload_modified_files", upload_with_sidecar)
+    try:
+        yield
+    finally:
+        patched.restore()
 
 
 def _warn_of_shifts(balancing: Balancing) -> None:
@@ -105,6 +132,23 @@ def shifts_beside(model: nn.Module) -> dict[str, Tensor]:
         for key, value in tensors.items()
         if key.endswith("/shift")
     }
+
+
+def stored_shifts(folder: Path) -> dict[str, Tensor]:
+    """(E,) by router: what the sidecar in `folder` adds to scores, mean included; none without a
+    sidecar.
+    """
+    path = folder / SIDECAR_NAME
+    if not path.is_file():
+        return {}
+    _, tensors = _read_sidecar(path)
+    found = {}
+    for key, shift in tensors.items():
+        if key.endswith("/shift"):
+            name = key.removesuffix("/shift")
+            mean = tensors.get(f"{name}/mean", shift.double().mean())
+            found[plain_name(name)] = shift + (mean - shift.double().mean()).float()
+    return found
 
 
 def load_sidecar(balancing: Balancing, folder: Path) -> str:
@@ -179,11 +223,9 @@ def restore_state(balancing: Balancing, tensors: dict[str, Tensor], source: str)
 def _check_same_rule(
     router: str, mine: dict[str, Tensor], theirs: dict[str, Tensor], source: str
 ) -> None:
-    """A state fits if it has the same tensors; older files may lack those of settling."""
+    """A state fits if it has the same tensors; older files may lack some."""
     mine = {
-        name: value
-        for name, value in mine.items()
-        if name in theirs or not belongs_to_settling(name)
+        name: value for name, value in mine.items() if name in theirs or not may_be_missing(name)
     }
     shapes = {name: tuple(value.shape) for name, value in mine.items()} | {
         "mean": (),

@@ -66,6 +66,8 @@ def read_routing_config(folder: Path) -> RoutingConfig:
         )
     number = inner.get("n_group") or inner.get("num_expert_group") or 1
     kept = inner.get("topk_group") or 1
+    if type(number) is not int or (number != 1 and kept not in range(1, number + 1)):
+        raise ValueError(f"{path} is damaged: it keeps {kept!r} of {number!r} groups of experts")
     groups = (number, kept) if number > kept else None
     return RoutingConfig(family, top_k, _score_name(family, inner), groups)
 

@@ -11,15 +11,15 @@ the gate's own weights; where these are not found, logits that are standard norm
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from equipoise.attach.find.routers import dtype_name
 from equipoise.attach.find.routing_spec import score_by_name
+from equipoise.attach.state.sidecar import SIDECAR_NAME, stored_shifts
 from equipoise.attach.tables import text_table
 from equipoise.integrations.huggingface.checkpoint import (
     RoutingConfig,
@@ -27,45 +27,21 @@ from equipoise.integrations.huggingface.checkpoint import (
     read_biases,
     read_routing_config,
 )
+from equipoise.integrations.huggingface.findings import (
+    Finding,
+    ScoreSource,
+    kept_beside,
+    serious_advice,
+    shift_beside,
+    worst_finding,
+)
 from equipoise.routing import route
 from equipoise.trace import Trace
 
-ScoreSource = Literal["trace", "gate", "normal"]
-"""recorded; drawn through the gate's own weights; drawn as logits"""
-
 SAMPLED_TOKENS = 2048
 _DOCTOR_HEADER = (
-    "layer", "stored", "experts", "offset", "spread", "values", "in bf16", "changed", "centred",
-    "scores",
+    "layer", "stored", "offset", "spread", "values", "in bf16", "changed", "centred", "scores",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One layer's bias."""
-
-    layer: str
-    key: str
-    dtype: str
-    experts: int
-    mean: float
-    """the common offset"""
-    spread: float
-    """greatest minus least"""
-    distinct: int
-    """different values"""
-    distinct_bf16: int
-    """different values left in bf16"""
-    moved: bool
-    """whether any value is not 0"""
-    changed_bf16: float
-    """share of tokens that would choose other experts after rounding; where the bias is stored in
-    bf16 already, an estimate of those that did
-    """
-    changed_centred: float
-    """the same, if the common offset is subtracted first"""
-    scores: ScoreSource
-    """where the scores came from: trace, gate or normal"""
 
 
 @dataclass(frozen=True)
@@ -79,6 +55,12 @@ class Diagnosis:
     """(number, kept)"""
     findings: list[Finding]
     advice: list[str]
+    serious: list[str] = field(default_factory=list)
+    """those lines of the advice that say that the checkpoint, as it is, chooses other experts than
+    were trained
+    """
+    sidecar: str | None = None
+    """the file of equipoise beside the model, if there is one"""
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
@@ -89,9 +71,8 @@ class Diagnosis:
             [
                 each.layer,
                 each.dtype,
-                each.experts,
-                each.mean,
-                each.spread,
+                float(f"{each.mean:.2g}"),
+                float(f"{each.spread:.3g}"),
                 each.distinct,
                 each.distinct_bf16,
                 f"{each.changed_bf16:.1%}",
@@ -100,11 +81,27 @@ class Diagnosis:
             ]
             for each in self.findings
         ]
-        how = f"{self.family}: top-{self.top_k} by {self.score} + bias"
+        experts = " or ".join(sorted({str(each.experts) for each in self.findings}))
+        how = f"{self.family}: top-{self.top_k} of {experts} experts by {self.score} + bias"
         how += "" if self.groups is None else f", {self.groups[1]} of {self.groups[0]} groups"
         return "\n".join(
-            [how, "", text_table(_DOCTOR_HEADER, rows), "", *(f"- {line}" for line in self.advice)]
+            [
+                self._verdict_line(),
+                how,
+                "",
+                text_table(_DOCTOR_HEADER, rows),
+                "",
+                *self._advice_lines(),
+            ]
         )
+
+    def _verdict_line(self) -> str:
+        found = f"{len(self.serious)} serious" if self.serious else "Nothing serious"
+        beside = "" if self.sidecar is None else f"; {self.sidecar} stands beside the model"
+        return f"{found}{beside}."
+
+    def _advice_lines(self) -> list[str]:
+        return [f"- {'SERIOUS: ' * (line in self.serious)}{line}" for line in self.advice]
 
 
 def doctor(
@@ -125,17 +122,33 @@ def doctor(
     config = read_routing_config(folder)
     recorded = None if trace is None else Trace.open(trace)
     rng = torch.Generator().manual_seed(seed)
+    beside = stored_shifts(folder)
     findings = [
-        _examine_bias(stored, config, recorded, tokens, rng)
+        _examine_bias(stored, config, recorded, tokens, rng, shift_beside(beside, stored))
         for stored in read_biases(folder, config)
+    ]
+    findings = findings or [
+        replace(
+            _examine_bias(kept_beside(name, shift), config, recorded, tokens, rng, None),
+            only_in_sidecar=True,
+        )
+        for name, shift in beside.items()
     ]
     if not findings:
         raise ValueError(
             f"{folder} ({config.family}) holds no correction bias. equipoise.balance(model) gives "
             "such a model a shift of its own"
         )
+    serious = serious_advice(findings)
     return Diagnosis(
-        config.family, config.top_k, config.score, config.groups, findings, _give_advice(findings)
+        config.family,
+        config.top_k,
+        config.score,
+        config.groups,
+        findings,
+        [*serious, *_give_advice(findings)] or ["nothing to worry about"],
+        serious,
+        SIDECAR_NAME if beside else None,
     )
 
 
@@ -145,8 +158,11 @@ def _examine_bias(
     trace: Trace | None,
     tokens: int,
     rng: torch.Generator,
+    beside: Tensor | None,
 ) -> Finding:
-    bias = stored.bias.float()
+    finite = bool(stored.bias.isfinite().all())
+    # what is not finite is told by `finite`; the other experts are still looked at
+    bias = stored.bias.float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
     scores, source = _sample_scores(stored, config, trace, tokens, rng)
     rounded = bias.bfloat16().float()
     before = bias if stored.bias.dtype != torch.bfloat16 else _undo_rounding(bias, rng)
@@ -164,6 +180,8 @@ def _examine_bias(
         changed_bf16=_changed_share(scores, before, rounded, config),
         changed_centred=_changed_share(scores, centred, centred.bfloat16().float(), config),
         scores=source,
+        finite=finite,
+        off_sidecar=None if beside is None else float((bias - beside).abs().max()),
     )
 
 
@@ -201,7 +219,7 @@ def _recorded_scores(trace: Trace, stored: StoredBias) -> Tensor:
 def _changed_share(scores: Tensor, before: Tensor, after: Tensor, config: RoutingConfig) -> float:
     """The share of tokens whose set of experts differs under two biases."""
     chosen = [
-        route(scores, config.top_k, choose_by=scores + bias, groups=config.groups, runner_up=False)
+        route(scores, config.top_k, shift=bias, groups=config.groups, runner_up=False)
         .experts.sort(1)
         .values
         for bias in (before, after)
@@ -219,8 +237,8 @@ def _undo_rounding(bias: Tensor, rng: torch.Generator) -> Tensor:
 
 def _give_advice(findings: list[Finding]) -> list[str]:
     moved = [each for each in findings if each.moved]
-    rounded = [each for each in moved if each.dtype in ("bfloat16", "float16")]
-    fragile = [each for each in moved if each not in rounded and each.changed_bf16 > 0.01]
+    stored_short = [each for each in moved if each.dtype in ("bfloat16", "float16")]
+    fragile = [each for each in moved if each not in stored_short and each.changed_bf16 > 0.01]
     offset = [
         each
         for each in moved
@@ -232,15 +250,13 @@ def _give_advice(findings: list[Finding]) -> list[str]:
             f"{still} of {len(findings)} biases are exactly 0: they never moved. Training with "
             "transformers does not move them; equipoise.balance(model) does"
         )
-    if rounded:
-        worst = _worst_finding(rounded)
+    if recoverable := [each for each in stored_short if not each.lost_digits]:
         lines.append(
-            f"{len(rounded)} biases are stored in {rounded[0].dtype}: digits are lost for good "
-            f"(an estimated {worst.changed_bf16:.1%} of tokens chose other experts before, in "
-            f"{worst.layer}). Store and load them in float32"
+            f"{len(recoverable)} biases are stored in {recoverable[0].dtype}, and {SIDECAR_NAME} "
+            "has all their digits: equipoise.balance(model) reads them from there"
         )
     if fragile:
-        worst = _worst_finding(fragile)
+        worst = worst_finding(fragile)
         lines.append(
             f"do not cast these to bf16: {worst.changed_bf16:.1%} of tokens would choose other "
             f"experts in {worst.layer}; there {worst.distinct} values become "
@@ -252,8 +268,4 @@ def _give_advice(findings: list[Finding]) -> list[str]:
             "no choice and costs digits. Subtract each layer's mean before rounding (free where "
             "groups are masked with -inf: transformers 5.6 and later)"
         )
-    return lines or ["nothing to worry about"]
-
-
-def _worst_finding(findings: list[Finding]) -> Finding:
-    return max(findings, key=lambda each: each.changed_bf16)
+    return lines

@@ -84,7 +84,7 @@ def record_model(
                 about = TraceAbout(
                     gate=listener.spec.score,
                     sequence_length=length,
-                    groups=listener.spec.groups,
+                    groups=listener.spec.groups and listener.spec.groups[:2],
                     model=str(folder),
                     family=config.model_type,
                     data=data,

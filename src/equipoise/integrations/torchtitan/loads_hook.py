@@ -22,9 +22,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from equipoise.integrations.by_loads import ByLoads
+from equipoise.integrations.torchtitan.moe_layers import (
+    groups_of_tokens,
+    local_tensor,
+    moe_buffer,
+)
 
 
 class load_balancing_hook:  # noqa: N801 - takes the place of a function
@@ -45,7 +50,7 @@ class load_balancing_hook:  # noqa: N801 - takes the place of a function
         layers = list(_moe_layers(model_parts))
         if not layers:
             return
-        without = [name for name, _, moe in layers if _moe_buffer(moe, "expert_bias") is None]
+        without = [name for name, _, moe in layers if moe_buffer(moe, "expert_bias") is None]
         if without:
             raise ValueError(
                 f"these MoE layers have no expert bias: {', '.join(without)}. Set "
@@ -63,15 +68,16 @@ class load_balancing_hook:  # noqa: N801 - takes the place of a function
         """What torchtitan's own hook does before every optimizer step, with another rule."""
         assert self.balancers is not None
         layers = list(_moe_layers(model_parts))
-        counts = [_local_tensor(_moe_buffer(moe, "tokens_per_expert")) for _, _, moe in layers]
+        counts = [local_tensor(moe_buffer(moe, "tokens_per_expert")) for _, _, moe in layers]
         loads = torch.stack(
             [
                 count // 2 if _is_recomputed(block) else count
                 for (_, block, _), count in zip(layers, counts)
             ]
         )
-        _reduce_loads(loads, parallel_dims)
-        biases = [_local_tensor(_moe_buffer(moe, "expert_bias")) for _, _, moe in layers]
+        for group in groups_of_tokens(parallel_dims):
+            dist.all_reduce(loads, group=group)
+        biases = [local_tensor(moe_buffer(moe, "expert_bias")) for _, _, moe in layers]
         rates = [moe.load_balance_coeff for _, _, moe in layers]
         after = self.balancers.update(loads, torch.stack(biases), rates=rates)
         for count, bias, value in zip(counts, biases, after):
@@ -87,28 +93,7 @@ def _moe_layers(model_parts: list[nn.Module]) -> Iterator[tuple[str, nn.Module, 
                 yield f"layers.{name}.moe", block, block.moe
 
 
-def _moe_buffer(moe: nn.Module, name: str) -> Any:
-    return getattr(moe, f"{name}_E", getattr(moe, name, None))
-
-
-def _local_tensor(value: Any) -> Tensor:
-    return value.to_local() if hasattr(value, "to_local") else value
-
-
 def _is_recomputed(block: nn.Module) -> bool:
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl
 
     return getattr(block, "checkpoint_impl", None) is CheckpointImpl.NO_REENTRANT
-
-
-def _reduce_loads(loads: Tensor, parallel_dims: Any) -> None:
-    """Over the ranks that hold different tokens, as torchtitan does."""
-    if parallel_dims.ep_enabled and parallel_dims.tp > 1:
-        # Since spmd_types the tensor-parallel ranks of the dense layers have a mesh of their own.
-        # Releases to 0.3.0 know only one.
-        dense = getattr(parallel_dims, "get_dense_tp_mesh", None)
-        mesh = parallel_dims.get_mesh("tp") if dense is None else dense()
-        dist.all_reduce(loads, group=mesh.get_group())
-    mesh = parallel_dims.get_optional_mesh("loss")
-    if mesh is not None:
-        dist.all_reduce(loads, group=mesh.get_group())

@@ -1,19 +1,6 @@
-"""torchtitan's hook, replaced: on a stand-in of its model everywhere, and on its own MoE layer
-where it is installed.
-
-It is not among our dependencies: it wants triton, wandb, tensorboard and an older datasets,
-hundreds of megabytes of which its MoE layer needs none. So a slow test fetches torchtitan alone
-(1.4 MB) into a folder of its own.
+"""torchtitan's hook on loads, replaced: on a stand-in of its model, and on its own MoE layer where
+it is installed (test_real_releases.py fetches it).
 """
-
-import importlib
-import importlib.util
-import os
-import subprocess
-import sys
-import types
-from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
@@ -22,6 +9,8 @@ from torch import nn
 import equipoise
 from equipoise.integrations.by_loads import ByLoads
 from equipoise.integrations.torchtitan import load_balancing_hook
+from equipoise.integrations.torchtitan.moe_layers import moe_buffer
+from tests.integrations.torchtitan.real_torchtitan import build_layer, hidden_of
 
 
 class Alone:
@@ -176,84 +165,16 @@ def test_mistakes_are_reported():
         load_balancing_hook()(None, [model_of(layer)], Alone())
 
 
-class NoTriton(types.ModuleType):
-    """torchtitan's kernels for GPUs are written in triton, and importing them wants its names. None
-    of them runs here.
-    """
-
-    __path__ = ()
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return mock.MagicMock()
-
-
-def real_layer(monkeypatch):
-    if importlib.util.find_spec("torchtitan") is None:
-        pytest.skip("torchtitan is not installed; a slow test fetches it")
-    if importlib.util.find_spec("triton") is None:
-        # torch must have looked for triton, and not found it, before
-        importlib.import_module("torch._inductor.select_algorithm")
-        for name in ("triton", "triton.language"):
-            monkeypatch.setitem(sys.modules, name, NoTriton(name))
-    from torchtitan.models.common import moe
-    from torchtitan.models.common.linear import Linear
-    from torchtitan.models.common.token_dispatcher import LocalTokenDispatcher
-
-    torch.manual_seed(0)
-    config = moe.MoE.Config(
-        num_experts=8,
-        routed_experts=moe.RoutedExperts.Config(
-            inner_experts=moe.GroupedExperts.Config(dim=16, hidden_dim=16, num_experts=8),
-            token_dispatcher=LocalTokenDispatcher.Config(num_experts=8, top_k=2),
-        ),
-        router=moe.TokenChoiceTopKRouter.Config(
-            num_experts=8, top_k=2, gate=Linear.Config(in_features=16, out_features=8, bias=False)
-        ),
-    )
-    layer = config.build()
-    for parameter in layer.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    return layer
-
-
-def test_torchtitans_own_layer_is_balanced(monkeypatch):
-    layer = real_layer(monkeypatch).train()
+def test_torchtitans_own_layer_is_balanced():
+    layer = build_layer()
     model = model_of(layer)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     load_balancing_hook("proportional", update_rate=0.02)(optimizer, [model], Alone())
-    hidden, imbalance = torch.randn(2, 64, 16) + 0.5, []
+    hidden, imbalance = hidden_of(tokens=128), []
     for _ in range(60):
         layer(hidden).sum().backward()
-        imbalance.append(float(equipoise.metrics(layer.tokens_per_expert_E.long())["imbalance"]))
+        imbalance.append(
+            float(equipoise.metrics(moe_buffer(layer, "tokens_per_expert").long())["imbalance"])
+        )
         optimizer.step()
     assert imbalance[-1] < imbalance[0] / 4
-
-
-@pytest.mark.slow
-def test_torchtitan_is_fetched_and_balanced(tmp_path):
-    """The test above, in a process that has torchtitan 0.3.0."""
-    fetch = (
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--target",
-        str(tmp_path),
-        "torchtitan==0.3.0",
-        "spmd_types==0.2.3",
-    )
-    subprocess.run([sys.executable, "-m", "pip", *fetch], check=True, capture_output=True)
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join([str(tmp_path), str(root / "src")])
-    test = f"{Path(__file__).relative_to(root)}::{test_torchtitans_own_layer_is_balanced.__name__}"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
-    finished = subprocess.run(
-        command,
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "1 passed" in finished.stdout, finished.stdout[-3000:] + finished.stderr[-2000:]
