@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "src" / "equipoise"
-THEORY = {"storage", "trace", "results", "report", "optimum", "expected", "theorems"}
+THEORY = {"storage", "trace", "results", "report", "optimum", "expected", "theorems", "watch"}
+THEORY |= {"drawing", "selection"}
 PRACTICE = {"routing", "balancing", "layers", "model", "training", "attach"}
 
 # room -> the rooms it may import
@@ -16,18 +17,31 @@ BELOW = {
     "storage": set(),
     "trace": {"storage"},
     "results": {"storage", "trace"},
-    "optimum": {"storage"},
+    "drawing": {"storage", "results"},
+    "selection": {"storage"},
+    "optimum": {"storage", "selection"},
     "expected": {"storage", "optimum"},
     "theorems": {"storage", "trace", "optimum", "expected"},
-    "routing": {"storage"},
+    "routing": {"storage", "selection"},
+    "tracking": {"storage", "drawing", "routing"},
     "balancing": {"storage", "routing"},
     "layers": {"storage", "balancing", "routing"},
     "model": {"storage", "layers", "balancing", "routing"},
-    "training": {"storage", "trace", "results", "model", "layers", "balancing", "routing"},
-    "attach": {"storage", "trace", "balancing", "routing"},
+    "training": {
+        "storage",
+        "trace",
+        "results",
+        "tracking",
+        "model",
+        "layers",
+        "balancing",
+        "routing",
+    },
+    "attach": {"storage", "trace", "layers", "balancing", "routing"},
 }
 EVERYTHING_BELOW = set(BELOW)
 BELOW |= dict.fromkeys(("arena", "experiments", "report", "integrations"), EVERYTHING_BELOW)
+BELOW["watch"] = {"storage", "trace", "results", "report"}
 ENTRANCES = {"__init__", "__main__", "_moved", "cli"}  # these may import anything
 
 FILES = sorted(PACKAGE.rglob("*.py"))

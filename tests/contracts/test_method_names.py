@@ -20,6 +20,10 @@ LEGITIMATE = {
     "_moved.py",
     # old names of the paper's step sizes on numpy arrays, which are no balancers
     "optimum/loop.py",
+    # how schemes look; one that is not listed has a look that follows from its name
+    "results/scheme_style.py",
+    # the rules whose steps have a theory: each is a formula there
+    "arena/advice/prediction.py",
 }
 # words that are more than the name of a method: "none" is Python's, "base" a section of a grid
 AMBIGUOUS = {"none", "base"}

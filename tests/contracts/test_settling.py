@@ -183,6 +183,13 @@ def test_a_shift_written_by_hand_is_taken_as_it_is():
     assert torch.equal(balancer.settled_shift, balancer.shift)
 
 
+def test_one_expert_written_by_hand_is_enough():
+    balancer = equipoise.balancer("quantile", NUM_EXPERTS, top_k=3)
+    train(balancer, 8)
+    balancer.shift[1] += 0.25
+    assert torch.equal(balancer.settled_shift, balancer.shift)
+
+
 def test_curvature_filters_already():
     balancer = equipoise.balancer("curvature", NUM_EXPERTS, top_k=3)
     train(balancer, 8)

@@ -10,7 +10,7 @@ from equipoise.cli import main
 
 KEYS = [
     "stream", "balancer", "rate", "steady_imbalance", "over_floor", "steps_to_floor",
-    "affinity_kept", "switched", "idle_share",
+    "affinity_kept", "switched", "idle_share", "regret", "dynamic_regret", "path_length",
 ]  # fmt: skip
 SMALL = ["--steps", "24", "--tokens", "256", "--workers", "1"]
 

@@ -10,6 +10,16 @@ import equipoise
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+# run with the package they need, by the slow tests that fetch it
+RECIPES = "tests/end_to_end/test_trainer_recipes.py"
+FETCHED = {
+    "balance_torchtitan.py": "tests/integrations/torchtitan/test_real_releases.py",
+    "balance_with_llamafactory.py": RECIPES,
+    "balance_with_ms_swift.py": "tests/integrations/test_ms_swift.py",
+    "balance_with_trl_dpo.py": RECIPES,
+    "balance_with_trl_grpo.py": RECIPES,
+    "balance_with_trl_sft.py": RECIPES,
+}
 TRAIN_LONGER = {
     "balance_my_own_loop.py",
     "balance_with_lora.py",
@@ -58,6 +68,7 @@ def test_the_tree_is_true():
             path, id=path.name, marks=pytest.mark.slow if path.name in TRAIN_LONGER else ()
         )
         for path in EXAMPLES
+        if path.name not in FETCHED
     ],
 )
 def test_examples_run(path, capsys):
@@ -67,3 +78,10 @@ def test_examples_run(path, capsys):
 
 def test_there_are_examples():
     assert EXAMPLES
+
+
+def test_the_other_examples_are_run_elsewhere():
+    for name, test in FETCHED.items():
+        stem, text = Path(name).stem, (ROOT / test).read_text()
+        # by its name, or by one that ends in what the test fills in
+        assert stem in text or stem.rpartition("_")[0] + "_{" in text

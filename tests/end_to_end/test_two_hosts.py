@@ -85,7 +85,7 @@ def test_a_checkpoint_of_two_hosts_is_resumed(hosts, tmp_path, parallel):
 
 def test_a_host_cut_off_ends_both_with_a_reason_and_resumes_to_the_same_digits(hosts, tmp_path):
     same = ["--steps", "120", "--checkpoint-every", "10", "--keep-checkpoints", "20"]
-    same += ["--evaluate-every", "0", "--rank-timeout", "8"]
+    same += ["--evaluate-every", "0", "--rank-timeout", "20"]
     for code, _, errors in ended(train(hosts, tmp_path, *same, "--out", "unbroken")):
         assert code == 0, errors
     started = train(hosts, tmp_path, *same, "--out", "broken")
