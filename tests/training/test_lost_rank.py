@@ -1,10 +1,13 @@
-"""A rank that loses the others says so in time. (On real hosts: test_two_hosts.py)"""
+"""A rank that loses the others says so in time, and ends. (On real hosts: test_two_hosts.py)"""
 
+import subprocess
+import sys
 from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
 
+from equipoise.training import lost_rank
 from equipoise.training.config import Config
 from equipoise.training.ranks import join_ranks
 from equipoise.training.settings import describe_differences
@@ -14,6 +17,8 @@ from equipoise.training.settings import describe_differences
 def asked(monkeypatch):
     """Two ranks, as far as `join_ranks` can see; what it asks of torch.distributed is kept."""
     found = {}
+    # or this process would leave as a lost rank does
+    monkeypatch.setattr(lost_rank, "_kept", [])
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(dist, "is_initialized", lambda: "timeout" in found)
     monkeypatch.setattr(dist, "init_process_group", lambda _, **more: found.update(more))
@@ -39,6 +44,40 @@ def test_a_lost_rank_is_told_with_the_remedy(asked):
     ):
         raise error
     assert asked["ended"]
+    assert lost_rank._kept == [error]
+
+
+LOST = """
+import threading
+from equipoise.training.lost_rank import leave_without_destructors
+
+class Model:
+    def __del__(self):
+        # as torch's Reducer, which waits for a thread that waits for it
+        threading.Event().wait()
+
+def forward(model):
+    raise RuntimeError("lost")
+
+def run():
+    try:
+        forward(Model())
+    except RuntimeError as error:
+        leave_without_destructors(error)
+        raise ConnectionError("the reason") from error
+
+try:
+    run()
+except ConnectionError as error:
+    print(error)
+"""
+
+
+def test_a_lost_rank_ends_although_its_model_cannot_be_destroyed():
+    found = subprocess.run(
+        [sys.executable, "-c", LOST], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (found.returncode, found.stdout) == (lost_rank.EXIT_CODE, "the reason\n")
 
 
 @pytest.mark.usefixtures("asked")

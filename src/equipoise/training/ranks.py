@@ -26,6 +26,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from equipoise.model import DeepSeekMoE
 from equipoise.training.config import Config
+from equipoise.training.lost_rank import (
+    describe_lost_rank,
+    is_lost_rank,
+    leave_without_destructors,
+)
 
 # the newer name of broadcast_buffers
 _NEW_NAME = "forward_sync_buffers"
@@ -86,29 +91,13 @@ def join_ranks(config: Config) -> Iterator[World]:
             choose_device(config),
         )
     except RuntimeError as error:
-        if not (dist.is_initialized() and _is_lost_rank(error)):
+        if not (dist.is_initialized() and is_lost_rank(error)):
             raise
-        raise ConnectionError(_about_lost_rank(error, config)) from error
+        leave_without_destructors(error)
+        raise ConnectionError(describe_lost_rank(error, config)) from error
     finally:
         if started:
             dist.destroy_process_group()
-
-
-def _is_lost_rank(error: RuntimeError) -> bool:
-    """Whether a collective failed because another rank did not answer, or closed its connection.
-
-    gloo raises plain RuntimeErrors that begin with the place in its own source; nccl's have a type.
-    """
-    return isinstance(error, dist.DistError) or "gloo/" in str(error)
-
-
-def _about_lost_rank(error: RuntimeError, config: Config) -> str:
-    cause = str(error).splitlines()[0].split("] ")[-1].rstrip(".")
-    return (
-        f"rank {dist.get_rank()} lost the others ({cause}): a rank or its machine has ended, or "
-        f"the network is cut (it waits {config.rank_timeout:g} s, --rank-timeout). Start all ranks "
-        f"again with --resume: {config.out} continues from its newest checkpoint"
-    )
 
 
 def parallelise_model(net: DeepSeekMoE, world: World, config: Config) -> nn.Module:
