@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 INSTALLED := $(VENV)/.equipoise-installed
 
-.PHONY: install demo test test-all check format bench bench-arena clean
+.PHONY: install demo test test-all check format docs bench bench-arena clean
 
 install: $(INSTALLED)
 
@@ -48,6 +48,10 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# The documents as a site, site/index.html; every broken link and unknown name is an error.
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 bench: $(INSTALLED)
 	@for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
 
@@ -59,4 +63,4 @@ bench-arena: $(INSTALLED)
 	$(BIN)/python benchmarks/arena_throughput.py
 
 clean:
-	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) dist build site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -145,6 +145,7 @@ if TYPE_CHECKING:
         route,
         score_function,
     )
+    from equipoise.routing.kernels.backends import kernels
     from equipoise.theorems import Verdict, verify
     from equipoise.trace import Trace, TraceWriter
     from equipoise.training import preset, train
