@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 INSTALLED := $(VENV)/.equipoise-installed
 
-.PHONY: install demo test test-all check format docs bench bench-arena clean
+.PHONY: install demo test test-all check format docs release-check bench bench-arena clean
 
 install: $(INSTALLED)
 
@@ -51,6 +51,10 @@ format: $(INSTALLED)
 # The documents as a site, site/index.html; every broken link and unknown name is an error.
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+# Version, changelog, wheel and sdist, tried in a clean environment; nothing is uploaded.
+release-check: $(INSTALLED)
+	$(BIN)/python .ci/release_check.py $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
 bench: $(INSTALLED)
 	@for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from equipoise._moved import keep_old_names
 from equipoise.storage.lazy_names import lazy_names
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # public name -> the module that holds it
 _HOMES = {
