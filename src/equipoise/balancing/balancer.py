@@ -108,10 +108,12 @@ class Balancer(Precise, ABC):
 
         Methods that cannot express their choice in scores override it.
         """
+        terms = self._choice_terms(scores)
         return route(
             scores,
             self.top_k,
-            **self._choice_terms(scores),
+            shift=terms.get("shift"),
+            choose_by=terms.get("choose_by"),
             groups=groups,
             mask=mask,
             renormalize=renormalize,

@@ -29,8 +29,10 @@ from equipoise.routing.checks import (
     require_tensor,
     scores_are_checked,
 )
+from equipoise.routing.kernels.from_logits import choose_experts
 from equipoise.routing.kernels.operators import rank_experts
 from equipoise.routing.kernels.reference import add_shift
+from equipoise.routing.score_functions import score_function
 
 
 class Groups(NamedTuple):
@@ -88,6 +90,7 @@ def route(
     renormalize: bool = False,
     scale: float = 1.0,
     runner_up: bool = True,
+    score: str | None = None,
 ) -> Routing:
     """Send each token to the `top_k` experts with the highest `scores` + `shift`, or the highest
     `choose_by`; gates come from `scores`.
@@ -105,6 +108,8 @@ def route(
         renormalize: divide a token's gates by their sum.
         scale: multiply the gates (DeepSeek's routed_scaling_factor).
         runner_up: also find the (K+1)-th choice and its margin, which some balancers need.
+        score: "softmax", "sigmoid" or "sqrt_softplus": `scores` are logits, and this is applied to
+            them on the way. Without groups no scores of all experts are kept, nor their gradients.
 
     Example:
         >>> scores = torch.tensor([[0.5, 0.3, 0.2], [0.6, 0.3, 0.1]])
@@ -115,18 +120,19 @@ def route(
     check_shapes(scores, top_k, choose_by, groups, mask, shift)
     scores = scores.flatten(0, -2)
     mask = None if mask is None else mask.flatten()
+    if score is not None and (groups is not None or choose_by is not None):
+        scores, score = score_function(score)(scores), None
     ranked = (scores if choose_by is None else choose_by.flatten(0, -2)).detach()
     limits = None
     if groups is not None:
         limits = _limit_to_groups(add_shift(ranked, shift), groups)
         ranked, shift = limits.open_to_choice, None
 
-    choice = _rank_choices(ranked, shift, mask, top_k, runner_up)
-    experts = choice.experts
+    choice = _rank_choices(ranked, shift, mask, top_k, runner_up, score, scores)
+    experts, gates = choice.experts, choice.gates
     if scores_are_checked(scores):
-        require_finite(scores.detach(), "scores")
+        require_finite(scores.detach(), "scores" if score is None else "logits")
         require_choosable(lambda: add_shift(ranked, shift), choice.first, choice.kth, top_k)
-    gates = scores.gather(1, experts)
     if renormalize:
         if scores_are_checked(scores):
             require_nonnegative(gates.detach())
@@ -151,6 +157,7 @@ class _Choice(NamedTuple):
     """What one top-K found."""
 
     experts: Tensor
+    gates: Tensor
     loads: Tensor
     first: Tensor
     """(T,): the highest value"""
@@ -161,18 +168,31 @@ class _Choice(NamedTuple):
 
 
 def _rank_choices(
-    ranked: Tensor, shift: Tensor | None, mask: Tensor | None, top_k: int, runner_up: bool
+    ranked: Tensor,
+    shift: Tensor | None,
+    mask: Tensor | None,
+    top_k: int,
+    runner_up: bool,
+    score: str | None,
+    scores: Tensor,
 ) -> _Choice:
-    """One top-K, or one top-(K+1) where the runner-up is wanted."""
+    """One top-K, or one top-(K+1) where the runner-up is wanted; of logits where score is given."""
     wanted = min(top_k + runner_up, ranked.shape[1])
-    values, order, loads = rank_experts(ranked, shift, mask, top_k, wanted)
+    if score is None:
+        values, order, loads = rank_experts(ranked, shift, mask, top_k, wanted)
+        gates = scores.gather(1, order[:, :top_k])
+    else:
+        gates, values, order, loads = choose_experts(scores, shift, mask, score, top_k, wanted)
     first, kth = values[:, 0], values[:, top_k - 1]
+    experts = order[:, :top_k]
     if not runner_up:
-        return _Choice(order, loads, first, kth, None, None)
+        return _Choice(experts, gates, loads, first, kth, None, None)
     # all are chosen: there is no runner-up
     if wanted == top_k:
-        return _Choice(order, loads, first, kth, order[:, -1], torch.full_like(kth, torch.inf))
-    return _Choice(order[:, :top_k], loads, first, kth, order[:, top_k], kth - values[:, top_k])
+        infinite = torch.full_like(kth, torch.inf)
+        return _Choice(experts, gates, loads, first, kth, order[:, -1], infinite)
+    margin = kth - values[:, top_k]
+    return _Choice(experts, gates, loads, first, kth, order[:, top_k], margin)
 
 
 class _Limits(NamedTuple):

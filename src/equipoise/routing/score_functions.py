@@ -15,6 +15,9 @@ from torch import Tensor
 
 from equipoise.storage.suggestions import did_you_mean
 
+LEAST_SOFTPLUS = torch.finfo(torch.float32).tiny
+"""what `sqrt_softplus` takes the root of at least"""
+
 
 def softmax(logits: Tensor) -> Tensor:
     """exp(z_k) / sum_l exp(z_l): the paper's eq. 1. A token's scores sum to 1."""
@@ -29,7 +32,7 @@ def sigmoid(logits: Tensor) -> Tensor:
 def sqrt_softplus(logits: Tensor) -> Tensor:
     """sqrt(log(1 + exp(z_k))): DeepSeek-V4. Not bounded by 1."""
     # softplus underflows to 0 below -104, where the root has no slope: a gradient of NaN
-    return F.softplus(logits.float()).clamp_min(torch.finfo(torch.float32).tiny).sqrt()
+    return F.softplus(logits.float()).clamp_min(LEAST_SOFTPLUS).sqrt()
 
 
 SCORE_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -13,9 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 TRITON = "triton==3.9.0"
-BUDGET = 1600
-"""warp instructions a token at E = 256, K = 8, for shift, top-(K+1), runner-up and loads: 4 warps
-of 400. A naive kernel issued 3,128; at 14 microseconds for 8,192 tokens sglang's can issue 1,580"""
+BUDGET = 400
+"""warp instructions a token at E = 256, K = 8, for shift, top-(K+1), runner-up and loads"""
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +57,8 @@ def test_machine_code_keeps_its_budget(with_triton):
         assert row["rank"]["spilled"] == row["bins"]["spilled"] == 0, row
         if (row["E"], row["K"]) == (256, 8):
             issued = row["warps"] * row["rank"]["instructions"]
-            # measured 640 to 681; a fifth more is a regression to be looked at
-            assert issued <= 820 <= BUDGET, row
+            # measured 377 to 383 with triton 3.9.0
+            assert issued <= BUDGET, row
             # every fourth token is in curvature's histogram at this shape
             with_counts = issued + row["warps"] * row["bins"]["instructions"] / 4
             assert with_counts <= 1.3 * issued, row

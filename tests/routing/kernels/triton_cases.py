@@ -6,7 +6,9 @@ import pytest
 import torch
 
 import equipoise
-from equipoise import kernels, route
+from equipoise import kernels, route, score_function
+from equipoise.routing.kernels.from_logits import choose_experts
+from equipoise.routing.kernels.gpu.launch import sorting_network
 from equipoise.routing.kernels.operators import bin_distances, rank_experts
 
 SHAPES = [
@@ -111,3 +113,46 @@ def test_balancers_take_the_same_steps(name):
     slow, fast = both(train)
     assert slow.any()
     assert torch.equal(slow, fast)
+
+
+@pytest.mark.parametrize("score", ["softmax", "sigmoid", "sqrt_softplus"])
+@pytest.mark.parametrize(("T", "E", "K"), [(0, 8, 2), (21, 8, 3), (12, 60, 6), (5, 256, 8)])
+def test_gates_from_logits_are_those_of_torch(T, E, K, score):
+    logits, shift, mask = case(T, E, torch.float32, 0)
+    logits = logits * 4
+    if T:
+        # where softplus underflows and where everything saturates
+        logits[0, :3] = torch.tensor([-120.0, -20.0, 90.0])
+    slow, fast = both(lambda: choose_experts(logits, shift, mask, score, K, K + 1))
+    torch.testing.assert_close(fast.values, slow.values, rtol=2e-6, atol=2e-6)
+    # gates are those of the experts it chose itself
+    gates = score_function(score)(logits).gather(1, fast.experts[:, :K])
+    torch.testing.assert_close(fast.gates, gates, rtol=1e-5, atol=0)
+    assert fast.loads.sum() == K * int((~mask).sum())
+    # the same experts wherever rounding cannot decide
+    values = slow.values
+    clear = ((values[:, :-1] - values[:, 1:]) > 1e-5).all(1)
+    assert torch.equal(fast.experts[clear], slow.experts[clear])
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 8, 12])
+def test_the_network_sorts_every_column_of_zeros_and_ones(length):
+    """Knuth 5.3.4, theorem Z: then it sorts everything."""
+    network = sorting_network(length)
+    for number in range(1 << length):
+        column = [number >> place & 1 for place in range(length)]
+        for upper, lower in zip(network[::2], network[1::2], strict=True):
+            assert upper < lower
+            if column[lower] > column[upper]:
+                column[upper], column[lower] = column[lower], column[upper]
+        assert column == sorted(column, reverse=True)
+
+
+@pytest.mark.parametrize("length", [28, 32])
+def test_a_long_network_sorts(length):
+    network, columns = sorting_network(length), torch.rand(500, length)
+    expected = columns.sort(1, descending=True).values
+    for upper, lower in zip(network[::2], network[1::2], strict=True):
+        one, other = columns[:, upper].clone(), columns[:, lower].clone()
+        columns[:, upper], columns[:, lower] = torch.maximum(one, other), torch.minimum(one, other)
+    assert torch.equal(columns, expected)

@@ -18,14 +18,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from equipoise.routing.kernels.gpu.bins_kernel import bins_kernel
-from equipoise.routing.kernels.gpu.launch import launch_for
+from equipoise.routing.kernels.gpu.launch import launch_for, rank_constants
 from equipoise.routing.kernels.gpu.rank_kernel import rank_kernel
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 KINDS = {
-    "scores_ptr": "*fp32", "shift_ptr": "*fp32", "mask_ptr": "*u8", "values_ptr": "*fp32",
-    "experts_ptr": "*i64", "loads_ptr": "*i64", "num_tokens": "i32", "runner_up_ptr": "*i64",
-    "margin_ptr": "*fp32", "scale_ptr": "*fp32", "counts_ptr": "*i32", "stride": "i32",
+    "scores_ptr": "*fp32", "shift_ptr": "*fp32", "mask_ptr": "*u8", "gates_ptr": "*fp32",
+    "values_ptr": "*fp32", "experts_ptr": "*i64", "loads_ptr": "*i64", "num_tokens": "i32",
+    "runner_up_ptr": "*i64", "margin_ptr": "*fp32", "scale_ptr": "*fp32", "counts_ptr": "*i32",
+    "stride": "i32",
 }  # fmt: skip
 SHAPES = [(64, 6), (128, 8), (256, 8), (512, 8), (896, 16), (1024, 16)]
 ARCHITECTURES = (80, 90, 100)
@@ -79,7 +80,13 @@ def table():
             shape = {"E": experts, "COLUMNS": triton.next_power_of_2(experts), "MASKED": False}
             rank = compiled(
                 rank_kernel,
-                {**shape, "TOP_K": top_k, "WANTED": top_k + 1, "TOKENS": 1, "SHIFTED": True},
+                {
+                    **rank_constants(experts, top_k, top_k + 1),
+                    "TOKENS": 1,
+                    "SCORE": "none",
+                    "SHIFTED": True,
+                    "MASKED": False,
+                },
                 arch,
                 launch.warps,
             )

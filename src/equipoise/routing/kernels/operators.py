@@ -18,13 +18,13 @@ from torch import Tensor
 from equipoise.routing.kernels import processor, reference
 from equipoise.routing.kernels.backends import backend_for
 
-_library = torch.library.Library("equipoise", "DEF")
-_library.define(
+library = torch.library.Library("equipoise", "DEF")
+library.define(
     "rank_experts(Tensor scores, Tensor? shift, Tensor? mask, int top_k, int wanted)"
     " -> (Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
-_library.define(
+library.define(
     "bin_distances(Tensor scores, Tensor shift, Tensor runner_up, Tensor margin, Tensor? mask,"
     " Tensor scale, int bins, bool flips, int stride) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
@@ -118,11 +118,11 @@ _BACK_ENDS: dict[str, Callable[[], tuple[Callable[..., Any], Callable[..., Any]]
 }
 
 
-_library.impl("rank_experts", _rank_experts, "CompositeExplicitAutograd")
-_library.impl("bin_distances", _bin_distances, "CompositeExplicitAutograd")
+library.impl("rank_experts", _rank_experts, "CompositeExplicitAutograd")
+library.impl("bin_distances", _bin_distances, "CompositeExplicitAutograd")
 
 
-@torch.library.register_fake("equipoise::rank_experts", lib=_library)
+@torch.library.register_fake("equipoise::rank_experts", lib=library)
 def _rank_shapes(
     scores: Tensor, shift: Tensor | None, mask: Tensor | None, top_k: int, wanted: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -136,7 +136,7 @@ def _rank_shapes(
     )
 
 
-@torch.library.register_fake("equipoise::bin_distances", lib=_library)
+@torch.library.register_fake("equipoise::bin_distances", lib=library)
 def _bin_shapes(
     scores: Tensor,
     shift: Tensor,
