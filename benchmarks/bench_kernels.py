@@ -5,8 +5,10 @@
 
 Each row is a shape; each column the median of many calls in microseconds: reading the scores once,
 torch.topk + gather + scatter_add, our choice with loads and runner-up, the same with the reference
-back end, and the histogram that curvature counts. Others are left out with their reason if they
-are not installed: megatron-core's routing, and transformers' DeepseekV3 router from scores.
+back end, the histogram that curvature counts, sigmoid and choice and gates from logits in one
+operator and one after the other. Beside them what others have: megatron-core's routing from logits,
+transformers' DeepseekV3 router (with a projection of 8 numbers), and the top-K of triton's own
+triton_kernels (no shift, no loads). What is missing or cannot run here is left out with its reason.
 """
 
 from __future__ import annotations
@@ -60,15 +62,57 @@ def contestants(scores: Tensor, shift: Tensor, top_k: int) -> dict[str, Callable
             scores, shift, runner_up, margin, None, scale, HISTOGRAM_BINS,
             flips=True, stride=HISTOGRAM_STRIDE,
         ),
+        "from logits": lambda: route(scores, top_k, shift=shift, score="sigmoid"),
+        "sigmoid + it": lambda: route(scores.sigmoid(), top_k, shift=shift),
     }  # fmt: skip
-    try:
-        from megatron.core.transformer.moe.moe_utils import topk_routing_with_score_function
-    except ImportError:
-        return found
-    found["megatron"] = lambda: topk_routing_with_score_function(
+    for name, make in RIVALS.items():
+        try:
+            call = make(scores, shift, top_k)
+            call()
+        except Exception as error:
+            left_out.setdefault(name, f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        else:
+            found[name] = call
+    return found
+
+
+def megatron(scores: Tensor, shift: Tensor, top_k: int) -> Callable[[], object]:
+    from megatron.core.transformer.moe.moe_utils import topk_routing_with_score_function
+
+    return lambda: topk_routing_with_score_function(
         scores, top_k, score_function="sigmoid", expert_bias=shift
     )
-    return found
+
+
+def transformers(scores: Tensor, shift: Tensor, top_k: int) -> Callable[[], object]:
+    from transformers import DeepseekV3Config
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
+
+    tokens, num_experts = scores.shape
+    config = DeepseekV3Config(
+        hidden_size=8, n_routed_experts=num_experts, num_experts_per_tok=top_k, n_group=1,
+        topk_group=1,
+    )  # fmt: skip
+    router = DeepseekV3TopkRouter(config).to(scores.device)
+    torch.nn.init.normal_(router.weight)
+    hidden = torch.randn(tokens, 8, device=scores.device)
+    return lambda: router(hidden)
+
+
+def triton_kernels(scores: Tensor, shift: Tensor, top_k: int) -> Callable[[], object]:
+    from triton_kernels.topk import topk
+
+    return lambda: topk(scores, top_k, apply_softmax=False)
+
+
+Maker = Callable[[Tensor, Tensor, int], Callable[[], object]]
+RIVALS: dict[str, Maker] = {
+    "megatron": megatron,
+    "transformers": transformers,
+    "triton": triton_kernels,
+}
+left_out: dict[str, str] = {}
+"""why a rival is not in the table"""
 
 
 def microseconds(call: Callable[[], object], rounds: int, device: str) -> float:
@@ -107,8 +151,10 @@ def main() -> None:
         calls = contestants(scores, shift, K)
         times = {each: microseconds(call, arguments.rounds, device) for each, call in calls.items()}
         if not number:
-            print(f"{'T, E, K':>16}" + "".join(f"{each:>12}" for each in times))
-        print(f"{f'{T}, {E}, {K}':>16}" + "".join(f"{time_:12.1f}" for time_ in times.values()))
+            print(f"{'T, E, K':>16}" + "".join(f"{each:>13}" for each in times))
+        print(f"{f'{T}, {E}, {K}':>16}" + "".join(f"{time_:13.1f}" for time_ in times.values()))
+    for name, reason in left_out.items():
+        print(f"left out: {name}: {reason}")
 
 
 if __name__ == "__main__":
