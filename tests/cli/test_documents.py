@@ -160,6 +160,7 @@ def trace_names():
 AT_HAND = {
     "docs/how-to.md": how_to_names,
     "docs/hugging-face.md": hugging_face_names,
+    "docs/inspecting.md": hugging_face_names,
     "docs/own-layers.md": own_layers_names,
     "docs/replay.md": replay_names,
     "docs/theory/verify.md": trace_names,
@@ -189,7 +190,7 @@ def test_python_names_what_there_is(document, block):
 )
 def test_cheap_python_runs(document, block, place, capsys):
     names = {"equipoise": equipoise, "torch": torch, **AT_HAND.get(document, dict)()}
-    if "model" in names and "balancing = " not in block and "hugging" in document:
+    if AT_HAND.get(document) is hugging_face_names and "balancing = " not in block:
         names["balancing"] = equipoise.balance(names["model"], "deepseek")
     if "run/trace" in block:
         shutil.rmtree("run/trace")
