@@ -1,5 +1,5 @@
 """The curvature rule against every rival tuned for the stream (`make bench-arena`). Minutes to an
-hour; see docs/curvature.md.
+hour; see docs/results/curvature-streams.md.
 
 For every built-in stream, and for the scores of every layer of `tiny` in training: all rivals at
 all rates on seed 0; the two best cells of different rules are then met by curvature on further

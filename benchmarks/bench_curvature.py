@@ -2,7 +2,7 @@
 knows only the last batch.
 
 T=16,384 tokens, E=64, K=6, softmax of N(mu_k, 1) with mu ~ 0.7 N(0, 1) in a random walk; 150 steps;
-mean imbalance over the last 50, over paired seeds. `--seeds 5` is what docs/log.md reports.
+mean imbalance over the last 50, over paired seeds. `--seeds 5` is what docs/log/curvature.md has.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`equipoise advise` judged: its rates against a fine search, its forecasts against replays.
 
-    python benchmarks/judge_advice.py                     # the table of docs/theory/advise.md
+    python benchmarks/judge_advice.py                     # the table of docs/results/advise.md
     python benchmarks/judge_advice.py --experts 16 --streams softmax drift
     python benchmarks/judge_advice.py --trace runs/a/trace   # of a training with --trace-batches
 

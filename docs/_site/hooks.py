@@ -1,4 +1,5 @@
-"""What mkdocs does besides: links out of the documents, llms.txt, and a plain twin of every page.
+"""What mkdocs does besides: formulas, links out of the documents, llms.txt, and a plain twin of
+every page.
 
 mkdocs calls the functions by their names (`hooks:` in mkdocs.yml).
 """
@@ -9,6 +10,8 @@ import importlib
 import inspect
 import re
 from pathlib import Path
+
+from mathematics import with_mathml
 
 # [text](../src/...), [text](../../examples/...): files of the repository, which the site has not
 OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+((?:src|examples|benchmarks|tests)/?[^)]*)\)")
@@ -25,6 +28,11 @@ Every page below is plain Markdown.
 def on_page_markdown(markdown, page, config, files):
     """Name the file where a link leads out of the site."""
     return OUTSIDE.sub(r"`\2`", markdown)
+
+
+def on_page_content(content, page, config, files):
+    """Formulas as MathML."""
+    return with_mathml(content)
 
 
 def on_post_build(config):
@@ -73,7 +81,7 @@ def first_heading(text):
 def first_sentence(text):
     """Of the first paragraph that is neither heading, table, picture nor code."""
     for paragraph in re.split(r"\n\s*\n", text):
-        if paragraph.strip() and paragraph.lstrip()[0].isalpha():
+        if re.match(r"(?!```)[\w`]", paragraph):
             words = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", " ".join(paragraph.split()))
-            return re.split(r"(?<=[.:])\s", words)[0].rstrip(":") or words
+            return re.split(r"(?<=[.])\s", words)[0]
     return ""

@@ -60,8 +60,8 @@ def test_replaying_a_rule_on_its_own_scores_is_the_training(trained):
 
 
 def test_replay_predicts_the_other_training(trained):
-    """Not exactly, since the router reacts: within a quarter here; docs/arena.md has the figures of
-    `tiny`.
+    """Not exactly, since the router reacts: within a quarter here. docs/results/arena.md has
+    the figures of `tiny`.
     """
     for rule, rate, other in (("deepseek", 1e-3, "quantile"), ("quantile", 1.0, "deepseek")):
         predicted = replayed(trained, other, rule, rate)[:, 20:].mean()

@@ -1,5 +1,5 @@
 """Measure how far collapsed experts are mended, by rule and seed: the table in
-docs/hugging-face.md. Not a test; takes minutes.
+docs/results/collapsed-experts.md. Not a test; takes minutes.
 
     python -m tests.attach.measure_mending 80 none,deepseek:0.01,curvature 0,1,2
 

@@ -3,11 +3,12 @@ commands are parsed, and trainings run at a small size in the order a reader mee
 """
 
 import ast
-import importlib
+import importlib.util
 import inspect
 import re
 import shlex
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,11 @@ from tests.cli.test_help_examples import SMALL_TRAINING, command_words
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = {
     str(path.relative_to(ROOT)): path.read_text()
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    for path in (
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *sorted((ROOT / "docs").rglob("*.md")),
+    )
 }
 VERB_NAMES = {verb.name for verb in VERBS}
 
@@ -32,9 +37,14 @@ def python_blocks(text):
 
 
 def command_lines(text):
-    """Lines of commands, without the remarks that stand behind them after two or more spaces."""
-    lines = re.findall(r"^    ((?:equipoise|torchrun) .*)$", text, flags=re.MULTILINE)
-    return [re.split(r"\s{2,}", line)[0] for line in lines]
+    """Lines of commands, indented or in a fence of a shell or of no language, without the remarks
+    that stand behind them after two or more spaces.
+    """
+    fenced = "\n".join(re.findall(r"^```(?:sh)?\n(.*?)^```", text, flags=re.M | re.S))
+    commands = r"((?:equipoise|torchrun|EQUIPOISE_\w+=\S+ equipoise) .*)$"
+    lines = re.findall(rf"^    {commands}", text, flags=re.MULTILINE)
+    lines += re.findall(rf"^{commands}", fenced, flags=re.MULTILINE)
+    return [re.sub(r"^EQUIPOISE_\S+ ", "", re.split(r"\s{2,}|\s#", line)[0]) for line in lines]
 
 
 def inline_commands(text):
@@ -55,6 +65,9 @@ BLOCKS = [
 @pytest.mark.parametrize(("document", "line"), COMMANDS)
 def test_every_command_is_understood(document, line, place):
     words = command_words(line)
+    if words[:1] in ([], ["help"]):
+        assert set(words[1:]) <= VERB_NAMES
+        return
     build_parser().parse_args(words)
     if words[0] == "train":
         # a config of an earlier line, which the folder here calls otherwise
@@ -67,6 +80,49 @@ def test_every_command_in_a_sentence_is_understood(document, line, place):
     assert words[0] in VERB_NAMES
     if len(words) > 1 and words[1] != "--help":
         build_parser().parse_args(words)
+
+
+def other_commands(pattern):
+    """(document, what the pattern's group found) of everything else that is to be typed."""
+    return [(name, each) for name, text in DOCUMENTS.items() for each in re.findall(pattern, text)]
+
+
+def test_make_has_what_documents_ask_of_it():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    asked = other_commands(r"(?:^ *|`)make ([a-z-]+)(?=[ `\n]|$)")
+    assert len(asked) >= 5
+    assert [each for each in asked if each[1] not in targets] == []
+
+
+def test_scripts_that_documents_name_are_there():
+    scripts = other_commands(r"python ((?:benchmarks|examples|docs|tests)/[\w/]+\.py)")
+    modules = other_commands(r"python -m ((?:tests|equipoise)[\w.]*)")
+    assert len(scripts) >= 8
+    assert [each for each in scripts if not (ROOT / each[1]).exists()] == []
+    assert [each for each in modules if importlib.util.find_spec(each[1]) is None] == []
+
+
+def test_extras_that_documents_install_are_there():
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = other_commands(r"pip install '?(?:\.|equipoise)\[([\w,-]+)\]")
+    assert len(asked) >= 3
+    wanted = {(name, extra) for name, extras in asked for extra in extras.split(",")}
+    assert {each for each in wanted if each[1] not in known["optional-dependencies"]} == set()
+
+
+def test_commands_are_seen_wherever_they_stand():
+    text = """\
+    equipoise demo --steps 3     a remark
+```sh
+equipoise arena  # a remark
+EQUIPOISE_WATCH_TOKEN=... equipoise watch runs/a
+```
+```python
+equipoise = 1
+```
+"""
+    expected = ["equipoise demo --steps 3", "equipoise arena", "equipoise watch runs/a"]
+    assert command_lines(text) == expected
 
 
 def test_trainings_do_not_stand_in_each_others_way(place, tmp_path, monkeypatch, capsys):
@@ -160,10 +216,13 @@ def trace_names():
 AT_HAND = {
     "docs/how-to.md": how_to_names,
     "docs/hugging-face.md": hugging_face_names,
+    "docs/inspecting.md": hugging_face_names,
     "docs/own-layers.md": own_layers_names,
     "docs/replay.md": replay_names,
     "docs/theory/verify.md": trace_names,
 }
+# by tests of their own, which also look at what came of it
+RUN_ELSEWHERE = ("README.md", "CONTRIBUTING.md", "docs/extending.md")
 TOO_EXPENSIVE = {
     "docs/arena.md:0": "records a model of one's own",
     "docs/hugging-face.md:3": "needs peft; examples/balance_with_lora.py runs it",
@@ -185,11 +244,15 @@ def test_python_names_what_there_is(document, block):
 
 @pytest.mark.parametrize(
     ("document", "block"),
-    [each for each in BLOCKS if each.id not in TOO_EXPENSIVE and "README" not in each.id],
+    [
+        each
+        for each in BLOCKS
+        if each.id not in TOO_EXPENSIVE and each.values[0] not in RUN_ELSEWHERE
+    ],
 )
 def test_cheap_python_runs(document, block, place, capsys):
     names = {"equipoise": equipoise, "torch": torch, **AT_HAND.get(document, dict)()}
-    if "model" in names and "balancing = " not in block and "hugging" in document:
+    if AT_HAND.get(document) is hugging_face_names and "balancing = " not in block:
         names["balancing"] = equipoise.balance(names["model"], "deepseek")
     if "run/trace" in block:
         shutil.rmtree("run/trace")

@@ -21,7 +21,10 @@ def quotes(name, start):
     return [text[found.start() :] for found in re.finditer(re.escape(start), text)]
 
 
-@pytest.mark.parametrize(("name", "number"), [("README.md", 0), ("docs/experiments.md", 2)])
+PAGES = ("docs/results/tiny.md", "docs/results/paper-tiny.md")
+
+
+@pytest.mark.parametrize(("name", "number"), [("README.md", 0), *((page, 1) for page in PAGES)])
 def test_quoted_answers_are_those_of_the_code(name, number):
     found = quotes(name, START)
     assert len(found) >= number
@@ -29,8 +32,7 @@ def test_quoted_answers_are_those_of_the_code(name, number):
         assert quote.startswith(tuple(comparison_answer(kept) for kept in KEPT))
 
 
-def test_quoted_notes_are_those_of_the_code():
-    found = quotes("docs/experiments.md", "±: 95% interval")
-    assert len(found) == 2
-    for quote in found:
-        assert quote.startswith(significance_note(KEPT[0]))
+@pytest.mark.parametrize("page", PAGES)
+def test_quoted_notes_are_those_of_the_code(page):
+    (quote,) = quotes(page, "±: 95% interval")
+    assert quote.startswith(significance_note(KEPT[0]))

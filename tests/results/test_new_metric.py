@@ -1,6 +1,6 @@
 """A measure of loads is listed once and has one column: logs, result, table and page then show it.
 
-The steps are those of docs/report.md, taken by patching instead of editing.
+The steps are those of docs/extending.md, taken by patching instead of editing.
 """
 
 import json

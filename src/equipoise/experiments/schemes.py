@@ -4,7 +4,7 @@ The paper's u were found for 100,000 steps of 262,144 tokens. A run of 300 steps
 the step count and not the scheme (u/sqrt n with u = 1e-3 has then moved no shift by more than
 0.035). So every scheme has beside the paper's u the one tuned for a preset, and a table shows both.
 For `tiny`, two seeds and five values each: the lowest validation imbalance among u whose validation
-loss is within 0.005 of the scheme's lowest (docs/experiments.md has the search and its limits).
+loss is within 0.005 of the scheme's lowest. The search and its limits: docs/results/tiny-rates.md.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     advice.rate_of("deepseek").rate
 
 What the batches say is in evidence.py, what follows from it in prediction.py. Nothing is replayed
-and nothing trained: the rate is the one whose forecast is least. docs/theory/advise.md has the
-judgement of it, and where it fails.
+and nothing trained: the rate is the one whose forecast is least. docs/results/advise.md has the
+judgement of it, docs/theory/advise.md where it fails.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The streams by name: synthetic ones at the sizes of real models, and any trace by its folder.
 
-A new synthetic stream is one more line in SYNTHETIC, and one in docs/arena.md.
+A new synthetic stream is one more line in SYNTHETIC, and one in docs/streams.md.
 """
 
 from __future__ import annotations

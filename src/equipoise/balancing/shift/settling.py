@@ -17,7 +17,7 @@ of such a sequence is exponential, at the steady gain of the Kalman filter for s
 the second form being the one that loses no digits. It is kept above 0.1.
 
 A shift that moves steadily one way has V(4) >= 2 V(2), hence r <= 0 and g = 1: it is its own
-settled shift. Training never routes by the settled one. Figures are in docs/log.md.
+settled shift. Training never routes by the settled one. Figures are in docs/log/balancers.md.
 """
 
 from __future__ import annotations
