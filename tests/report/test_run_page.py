@@ -125,10 +125,11 @@ def test_a_line_is_broken_where_a_value_is_missing(opened, tmp_path, values, pie
         ([3.0], [2.9, 2.95, 3.0, 3.05, 3.1]),
     ],
 )
-def test_a_log_axis_has_at_least_three_numbers(opened, tmp_path, values, ticks):
+def test_an_axis_has_at_least_three_numbers(opened, tmp_path, values, ticks):
     """A short training spans less than a decade, where 1, 2 and 5 are one number or none."""
     page, errors = opened(report(made_run(tmp_path / "run")))
     assert page.evaluate("(values) => valueAxis(values, true).ticks", values) == ticks
+    assert page.evaluate("() => valueAxis([3.1, 5.8], false).ticks") == [3, 3.5, 4, 4.5, 5, 5.5]
     assert errors == []
 
 
