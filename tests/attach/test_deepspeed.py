@@ -76,13 +76,52 @@ def test_balanced_after_cutting_up_as_before(name, rule, cut_up, tmp_path):
     assert whole.routers[0].applied_shift.tolist() == expected[0][0]
 
 
-def test_a_bias_that_is_cut_up_is_refused(cut_up):
-    with pytest.raises(ValueError, match=r"correction_bias is a parameter.*Use ZeRO-2"):
-        equipoise.balance(cut_up(tiny("ernie4_5_moe")))
+def train_whole(model):
+    """The same without DeepSpeed."""
+    balancing = equipoise.balance(model, "deepseek")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for seed in range(3):
+        forward(model, batch(seed)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        balancing.step()
+    shifts = [router.applied_shift.tolist() for router in balancing.routers]
+    return shifts, balancing.metrics(loads=True)["loads"]
+
+
+@pytest.mark.parametrize("name", ["ernie4_5_moe", "afmoe", "laguna"])
+def test_a_bias_that_is_a_parameter_becomes_whole(name, cut_up):
+    expected = train_whole(tiny(name))
+    model = tiny(name)
+    early = equipoise.balance(model, "deepseek")
+    assert train(cut_up(model), early) == expected
+    engine = cut_up(tiny(name))
+    late = equipoise.balance(engine, "deepseek")
+    assert train(engine, late) == expected
+    bias = late.routers[0].found.bias
+    saved = engine._zero3_consolidated_16bit_state_dict()[bias.path]
+    assert saved.flatten().tolist() == late.routers[0].applied_shift.tolist()
+
+
+def test_a_training_that_has_begun_goes_on(cut_up):
+    """DeepSpeed prefetches parameters in the order of the first step."""
+    engine = cut_up(tiny("ernie4_5_moe"))
+    for seed in range(2):
+        engine.backward(forward(engine, batch(seed)))
+        engine.step()
+    engine.eval()
+    forward(engine, batch())
+    engine.train()
+    shifts, _ = train(engine, equipoise.balance(engine, "deepseek"))
+    assert any(shifts[0])
+
+
+def test_a_trained_bias_that_is_cut_up_is_refused(cut_up):
     model = tiny("ernie4_5_moe")
-    equipoise.balance(model)
-    with pytest.raises(ValueError, match=r"correction_bias is a parameter.*Use ZeRO-2"):
-        forward(cut_up(model), batch())
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(parameter.requires_grad or "correction_bias" in name)
+    with pytest.raises(ValueError, match=r"correction_bias is a parameter that is trained"):
+        equipoise.balance(cut_up(model))
 
 
 @pytest.mark.slow
@@ -115,4 +154,4 @@ def test_deepspeed_is_fetched_and_tried(tmp_path):
         check=False,
         timeout=900,
     )
-    assert "3 passed" in finished.stdout, finished.stdout[-3000:] + finished.stderr[-2000:]
+    assert "7 passed" in finished.stdout, finished.stdout[-3000:] + finished.stderr[-2000:]

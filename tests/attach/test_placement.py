@@ -2,6 +2,8 @@
 true reason.
 """
 
+import contextlib
+import sys
 import warnings
 from types import SimpleNamespace
 
@@ -11,7 +13,7 @@ from torch import nn
 
 import equipoise
 from equipoise.attach.state.fingerprint import weight_fingerprint
-from tests.attach.tools import batch, forward, tiny
+from tests.attach.tools import batch, forward, shift_of, tiny
 
 
 @pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
@@ -67,25 +69,76 @@ def test_layers_that_may_drop_choices_are_told(attribute):
         equipoise.balance(model)
 
 
-def test_a_bias_that_zero_3_cuts_up_later_is_named():
-    """Balanced first, cut up then; its attributes stand in for DeepSpeed's own parameters.
+@pytest.fixture
+def cut_up(monkeypatch):
+    """A function that cuts parameters up as DeepSpeed does, which it stands in for.
 
-    The bias of ernie4_5_moe is a parameter, that of most other families a buffer.
+    test_deepspeed.py tries the real one.
     """
-    model = tiny("ernie4_5_moe")
-    balancing = equipoise.balance(model)
+    wholes, kept = {}, []
+
+    class GatheredParameters(contextlib.ExitStack):
+        def __init__(self, parameters):
+            super().__init__()
+            for parameter in parameters:
+                parameter.data = wholes[parameter]
+                self.callback(setattr, parameter, "data", torch.empty(0))
+
+    zero = SimpleNamespace(
+        GatheredParameters=GatheredParameters,
+        register_external_parameter=lambda owner, parameter: kept.append((owner, parameter)),
+    )
+    monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(zero=zero))
+
+    def cut(parameters):
+        for parameter in parameters:
+            wholes[parameter] = parameter.data
+            parameter.ds_shape = parameter.shape
+            parameter.data = torch.empty(0)
+        return kept
+
+    return cut
+
+
+def test_a_bias_that_zero_3_cuts_up_later_is_taken_whole(cut_up):
+    """The bias of ernie4_5_moe is a parameter, that of most other families a buffer."""
+    model, whole = tiny("ernie4_5_moe"), tiny("ernie4_5_moe")
+    balancing, expected = equipoise.balance(model), equipoise.balance(whole)
     bias = balancing.routers[0].found.bias
     assert bias.where == "parameter"
-    bias.tensor.ds_shape = bias.tensor.shape
-    bias.tensor.data = torch.empty(0)
-    with pytest.raises(ValueError, match=r"correction_bias is a parameter.*ZeRO-3.*Use ZeRO-2"):
-        forward(model, batch())
+    parameter = bias.tensor
+    kept = cut_up([router.found.bias.tensor for router in balancing.routers])
+    for each, one in ((model, balancing), (whole, expected)):
+        forward(each, batch()).backward()
+        one.step()
+    assert bias.where == "buffer"
+    assert bias.tensor.flatten().tolist() == shift_of(expected).tolist()
+    assert bias.path in model.state_dict()
+    # DeepSpeed still gathers what it gathered in the first step
+    assert kept[0] == (bias.owner, parameter)
 
 
-def test_a_bias_that_zero_3_has_cut_up_before_is_named():
+def test_a_bias_that_zero_3_has_cut_up_before_is_taken_whole(cut_up):
     model = tiny("ernie4_5_moe")
-    for parameter in model.parameters():
-        parameter.ds_shape = parameter.shape
-        parameter.data = torch.empty(0)
-    with pytest.raises(ValueError, match=r"mlp\.gate\.moe_statics\.e_score.*ZeRO-3.*Use ZeRO-2"):
+    gate = model.model.layers[1].mlp.gate
+    gate.moe_statics.e_score_correction_bias.data += torch.arange(8.0)
+    seen = []
+    gate.register_forward_hook(lambda *_: seen.append("a hook that gathers"))
+    cut_up(model.parameters())
+    balancing = equipoise.balance(model)
+    bias = balancing.routers[0].found.bias
+    assert bias.where == "buffer"
+    assert bias.tensor.flatten().tolist() == [*range(8)]
+    assert seen == []
+    assert gate._forward_hooks
+
+
+def test_a_trained_bias_in_parts_is_refused(cut_up):
+    model = tiny("ernie4_5_moe")
+    bias = model.model.layers[1].mlp.gate.moe_statics.e_score_correction_bias
+    bias.requires_grad_()
+    cut_up(model.parameters())
+    with pytest.raises(ValueError, match=r"that is trained.*ZeRO-3 holds it in parts \(\(1, 8\)"):
         equipoise.balance(model)
+    # nothing was replaced
+    assert model.model.layers[1].mlp.gate.moe_statics.e_score_correction_bias is bias

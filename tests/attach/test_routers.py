@@ -104,6 +104,24 @@ def test_other_choosers_are_refused_by_name(name, reason):
     assert hasattr(model.get_submodule(block), "experts")
 
 
+def test_a_bias_that_is_not_of_the_choice_is_refused_by_name():
+    """One by its name in the gate or the block must act as one; elsewhere the name says nothing."""
+    model = tiny("mixtral")
+    block = model.model.layers[0].mlp
+    block.experts.register_buffer("expert_bias", torch.zeros(8))
+    find_routers(model)
+    for owner in (block, block.gate):
+        owner.register_buffer("e_score_correction_bias", torch.zeros(8))
+        with pytest.raises(ValueError, match=r"holds e_score_correction_bias, but it is no corr"):
+            find_routers(model)
+        del owner.e_score_correction_bias
+    inner = nn.Linear(2, 2)
+    inner.register_buffer("expert_bias", torch.zeros(8))
+    block.gate.inner = inner
+    with pytest.raises(ValueError, match=r"holds inner\.expert_bias, but"):
+        find_routers(model)
+
+
 @pytest.mark.parametrize("name", ["deepseek_v3", "mistral4"])
 def test_groups_that_cannot_hold_top_k_are_refused_by_name(name):
     if name not in CONFIG_MAPPING:

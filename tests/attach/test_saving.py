@@ -1,6 +1,7 @@
 """A model that leaves the training: saved, merged, pickled; and its shift with it."""
 
 import io
+import json
 import pickle
 import warnings
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, modeling_utils
 
 import equipoise
+from equipoise.attach.state.fingerprint import changed_routers, weight_fingerprint
 from tests.attach.tools import batch, forward, shift_of, tiny
 
 
@@ -126,3 +128,48 @@ def test_an_upload_has_the_shift(tmp_path, monkeypatch):
     assert "_upload_modified_files" not in vars(model)
     again = equipoise.balance(tiny("mixtral")).load(tmp_path)
     assert torch.equal(shift_of(again), shift_of(balancing))
+
+
+def test_a_model_that_uploads_nothing_is_only_saved(tmp_path):
+    """A library of its own has save_pretrained, and no method that uploads."""
+
+    class Own(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = tiny("mixtral")
+
+        def forward(self, **inputs):
+            return self.model(**inputs)
+
+        def save_pretrained(self, folder):
+            torch.save(self.state_dict(), Path(folder) / "weights.pt")
+            return "saved"
+
+    model = Own().train()
+    balancing = trained(model)
+    with pytest.warns(UserWarning, match="beside the model"):
+        assert model.save_pretrained(tmp_path) == "saved"
+    assert "_upload_modified_files" not in vars(model)
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "equipoise.safetensors",
+        "weights.pt",
+    ]
+    again = equipoise.balance(Own()).load(tmp_path)
+    assert torch.equal(shift_of(again), shift_of(balancing))
+
+
+def test_the_sum_of_weights_has_all_that_can_be_summed():
+    model = tiny("mixtral")
+    routers = equipoise.balance(model).routers
+    before = weight_fingerprint(routers)
+    experts = routers[0].found.experts
+    for dtype in (torch.float8_e4m3fn, torch.uint8):
+        # packed weights of one byte: float8 has no sum
+        packed = torch.ones(4).to(dtype)
+        experts.register_parameter("packed", torch.nn.Parameter(packed, requires_grad=False))
+        assert weight_fingerprint(routers) == before
+    half = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    experts.register_parameter("packed", half)
+    known, found = json.loads(before), json.loads(weight_fingerprint(routers))
+    assert found[routers[0].name] == pytest.approx(known[routers[0].name] + 4, rel=1e-9)
+    assert changed_routers(before, weight_fingerprint(routers)) == [routers[0].name]

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import equipoise
+from equipoise.balancing.penalties import AuxiliaryLoss
 from tests.attach.tools import batch, choice, forward, shift_of, tiny
 
 
@@ -223,6 +224,38 @@ def test_annealing_brings_a_bias_to_rest():
     assert torch.equal(shift_of(balancing), rest)
 
 
+def test_annealing_takes_one_step_at_least():
+    model = tiny("mixtral")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    balancing = equipoise.balance(model, update_rate=0.25, optimizer=optimizer)
+    train(model, optimizer, steps=1)
+    assert shift_of(balancing).any()
+    with pytest.raises(ValueError, match="at least 1 step, not 0"):
+        balancing.anneal(0)
+    balancing.anneal(1)
+    train(model, optimizer, steps=1)
+    assert not shift_of(balancing).any()
+    # and it stays there: the rule is frozen
+    train(model, optimizer, steps=1)
+    assert not shift_of(balancing).any()
+
+
+def test_sums_are_over_the_ranks_of_the_group(monkeypatch):
+    model, given = tiny("mixtral"), []
+
+    def reduce(tallies, group):
+        given.append((sorted(tallies), group))
+        return tallies
+
+    monkeypatch.setattr("equipoise.attach.stepping.reduce_across_devices", reduce)
+    group = object()
+    balancing = equipoise.balance(model, group=group)
+    forward(model, batch()).backward()
+    balancing.step()
+    assert given == [(["model.layers.0.mlp", "model.layers.1.mlp"], group)]
+    assert shift_of(balancing).any()
+
+
 @pytest.mark.parametrize("name", ["base", "expert_choice"])
 def test_methods_without_a_shift_are_refused(name):
     with pytest.raises(ValueError, match=f"{name} has no shift"):
@@ -232,6 +265,19 @@ def test_methods_without_a_shift_are_refused(name):
 def test_penalties_are_refused():
     with pytest.raises(ValueError, match="aux adds a penalty"):
         equipoise.balance(tiny("deepseek_v3"), "aux")
+
+
+def test_what_a_function_makes_is_refused_by_its_class():
+    def make_base(num_experts, top_k):
+        return equipoise.balancer("base", num_experts, top_k=top_k)
+
+    def make_with_a_penalty(num_experts, top_k):
+        return equipoise.balancer("deepseek", num_experts, top_k=top_k).carry(AuxiliaryLoss(0.1))
+
+    with pytest.raises(ValueError, match=r"^Base has no shift"):
+        equipoise.balance(tiny("deepseek_v3"), make_base)
+    with pytest.raises(ValueError, match=r"^Dual adds a penalty"):
+        equipoise.balance(tiny("deepseek_v3"), make_with_a_penalty)
 
 
 def test_a_refused_balance_leaves_no_trace():

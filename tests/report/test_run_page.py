@@ -117,6 +117,23 @@ def test_a_line_is_broken_where_a_value_is_missing(opened, tmp_path, values, pie
 
 
 @pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ([0.15, 0.24], [0.16, 0.18, 0.2, 0.22, 0.24]),
+        ([0.01, 0.9], [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0]),
+        ([1e-4, 1.0], [1e-4, 1e-3, 1e-2, 0.1, 1.0]),
+        ([3.0], [2.9, 2.95, 3.0, 3.05, 3.1]),
+    ],
+)
+def test_an_axis_has_at_least_three_numbers(opened, tmp_path, values, ticks):
+    """A short training spans less than a decade, where 1, 2 and 5 are one number or none."""
+    page, errors = opened(report(made_run(tmp_path / "run")))
+    assert page.evaluate("(values) => valueAxis(values, true).ticks", values) == ticks
+    assert page.evaluate("() => valueAxis([3.1, 5.8], false).ticks") == [3, 3.5, 4, 4.5, 5, 5.5]
+    assert errors == []
+
+
+@pytest.mark.parametrize(
     ("steps", "words"),
     [
         ([4], "step 4"),

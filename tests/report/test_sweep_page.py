@@ -9,8 +9,10 @@ from equipoise.experiments.processes.job import record_failure
 from equipoise.experiments.sweep.grid import Grid
 from equipoise.experiments.sweep.sweep import enter_folder, write_ranking
 from equipoise.report import report
+from equipoise.report.sweep.answer import sweep_answer
 from equipoise.report.sweep.figures import best_by_rate
-from equipoise.results.sweep import load_sweep
+from equipoise.results.over_seeds import OverSeeds
+from equipoise.results.sweep import SettingRow, SweepTable, load_sweep
 
 AXES = {
     "balancer": ["deepseek", "aux"],
@@ -77,6 +79,32 @@ def test_the_answer_follows_the_data(swept):
     assert " Trials failed: 1." in text
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
     assert "<script>alert" not in text
+
+
+def row_of(scheme, losses):
+    values = {str(seed): loss for seed, loss in enumerate(losses)}
+    figures = {key: OverSeeds.of_values(values) for key in ("validation_loss", "imbalance")}
+    return SettingRow(scheme, scheme, {"balancer": scheme}, len(losses), len(losses), figures)
+
+
+def answer_about(*rows):
+    best = sorted(rows, key=lambda row: row.loss)
+    return sweep_answer(SweepTable(best, best, [], []))
+
+
+def test_no_scheme_wins_inside_the_noise():
+    """The lowest mean is named; that it is lower than another's best only where seeds say so."""
+    level = row_of("level", [5.01, 4.98, 5.02, 5.00])
+    low = row_of("low", [4.99, 5.00, 5.00, 5.01])
+    high = row_of("high", [5.19, 5.20, 5.20, 5.21])
+    assert "not known to be below the best of level." in answer_about(low, level, high)
+    said = answer_about(low, high)
+    assert "low has the lowest validation loss" in said
+    assert said.endswith("Paired by seed it is significantly below each other scheme's best.")
+    # the same difference without enough seeds, and none to compare with
+    assert "not known" in answer_about(row_of("a", [1.0, 1.2]), row_of("b", [1.1, 1.4]))
+    assert "paired" not in answer_about(low).lower()
+    assert "One seed" in answer_about(row_of("a", [1.0]), row_of("b", [2.0]))
 
 
 def test_each_scheme_has_its_best(swept):

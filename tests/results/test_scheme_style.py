@@ -11,6 +11,7 @@ from equipoise.results.scheme_style import (
     COLORS,
     MARKERS,
     style_of_scheme,
+    styles_side_by_side,
     styles_to_json,
     terminal_label,
 )
@@ -56,3 +57,23 @@ def test_a_label_with_brackets_is_text_on_the_terminal():
     with console.capture() as printed:
         console.print(terminal_label("aux", "[red]aux[/red]"))
     assert printed.get() == "■ [red]aux[/red]\n"
+
+
+def test_names_side_by_side_have_a_colour_each():
+    """Runs of one scheme are told apart by their names, of which many would share a colour."""
+    names = ["deepseek", *(f"u={number}" for number in range(10))]
+    styles = styles_side_by_side(names)
+    assert len({style.color for style in styles}) == 11
+    assert styles[0] == style_of_scheme("deepseek")
+    # alone each has the colour that follows from its name
+    assert [styles_side_by_side([name])[0] for name in names] == [*map(style_of_scheme, names)]
+    # a later one takes no colour away
+    assert styles_side_by_side(names[:5]) == styles[:5]
+    assert len(styles_side_by_side([f"run {number}" for number in range(30)])) == 30
+
+
+def test_schemes_side_by_side_look_as_everywhere():
+    names = ["run", "quantile", "curvature", "deepseek"]
+    styles = styles_side_by_side(names)
+    assert styles[1:] == [style_of_scheme(name) for name in names[1:]]
+    assert styles[0].color not in {style.color for style in styles[1:]}

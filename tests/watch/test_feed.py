@@ -175,8 +175,8 @@ def test_several_runs_are_beside_each_other(tmp_path):
     tell(nothing)
     assert [run["name"] for run in reader.runs] == ["a", "b"]
     assert reader.steps(run=1) == [1, 2, 3, 4]
-    styles = [run["style"]["color"] + run["style"]["glyph"] for run in reader.runs]
-    assert styles[0] != styles[1]
+    colors = [run["style"]["color"] for run in reader.runs]
+    assert colors[0] != colors[1]
 
 
 def test_a_sweep_is_its_trials(tmp_path):

@@ -37,14 +37,21 @@ function layout(extra) {
 const CONFIG = { responsive: true, displaylogo: false, displayModeBar: false };
 const plain = (text) => new DOMParser().parseFromString(text, "text/html").documentElement.textContent;
 
+// Round numbers of a log axis whose ends are powers of ten. A span of less than a decade may hold one
+// of 1, 2 and 5 or none, and an axis of one number says no scale: there the steps are even.
+function logTicks([from, to], digits) {
+  const inside = (value) => Math.log10(value) >= from && Math.log10(value) <= to, ticks = [];
+  for (let power = Math.floor(from); power <= Math.ceil(to); power++)
+    for (const digit of digits) ticks.push(Number(`${digit}e${power}`));
+  return ticks.filter(inside).length > 2 ? ticks : niceTicks(10 ** from, 10 ** to, 6).filter(inside);
+}
+
 // 1, 2, 5 and their tenths: plotly's own ticks between powers of ten are bare digits.
 function logAxis(values, more) {
   const some = values.filter((value) => value > 0);
   const low = Math.log10(Math.min(...some)), high = Math.log10(Math.max(...some));
-  const room = 0.04 * (high - low) + 0.02, tickvals = [];
-  for (let power = Math.floor(low) - 1; power <= Math.ceil(high); power++)
-    for (const digit of high - low > 2.2 ? [1] : [1, 2, 5]) tickvals.push(Number(`${digit}e${power}`));
-  const range = [low - room, high + room];
+  const room = 0.04 * (high - low) + 0.02, range = [low - room, high + room];
+  const tickvals = logTicks(range, high - low > 2.2 ? [1] : [1, 2, 5]);
   return { type: "log", range, tickmode: "array", tickvals, ticktext: tickvals.map(String), ...more };
 }
 

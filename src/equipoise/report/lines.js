@@ -16,7 +16,7 @@ function valueAxis(values, log) {
   }
   const least = values.reduce((a, b) => Math.min(a, b)), most = values.reduce((a, b) => Math.max(a, b));
   const room = 0.05 * (most - least) || 0.05 * Math.abs(most) || 1, low = least - room, high = most + room;
-  return { share: (value) => (value - low) / (high - low), ticks: niceTicks(low, high, 5) };
+  return { share: (value) => (value - low) / (high - low), ticks: niceTicks(low, high, 7) };
 }
 
 // "M..L..", broken where a value is missing.

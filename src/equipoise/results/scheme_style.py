@@ -9,7 +9,7 @@ depend on what else is shown.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence, Set
 from typing import NamedTuple
 
 COLORS = {
@@ -83,6 +83,32 @@ def style_of_scheme(name: str) -> SchemeStyle:
     """
     color, marker = _KNOWN.get(name) or _style_from_name(name)
     return SchemeStyle(COLORS[color], marker, MARKERS[marker])
+
+
+def styles_side_by_side(names: Sequence[str]) -> list[SchemeStyle]:
+    """Of names in one picture: schemes look as everywhere; of other names each has a colour that
+    nothing before it has, as long as there are any.
+
+    >>> [style.glyph for style in styles_side_by_side(["quantile", "deepseek"])]
+    ['★', '◆']
+    """
+    taken = {style_of_scheme(name).color for name in names if name in _KNOWN}
+    found = []
+    for name in names:
+        style = style_of_scheme(name)
+        if name not in _KNOWN:
+            style = style._replace(color=_free_color(style.color, taken))
+            taken.add(style.color)
+        found.append(style)
+    return found
+
+
+def _free_color(wanted: str, taken: Set[str]) -> str:
+    """The colour itself, or the next that nothing has. No grey: that is no balancing."""
+    colors = list(COLORS.values())[1:]
+    first = colors.index(wanted)
+    free = (color for color in colors[first:] + colors[:first] if color not in taken)
+    return next(free, wanted)
 
 
 def styles_to_json(names: Iterable[str]) -> dict[str, dict[str, str]]:

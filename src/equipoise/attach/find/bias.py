@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from equipoise.attach.find.zero_parts import check_whole
+from equipoise.attach.find.zero_parts import in_parts, take_whole
 
 
 class Bias:
@@ -63,7 +63,7 @@ class Bias:
         """(E,) float32, a copy. Under FSDP2 a sharded parameter is gathered: every rank must call
         it.
         """
-        check_whole(self.tensor, self.path)
+        self._take_whole()
         value = self.tensor.detach()
         if _is_sharded(value):
             value = value.full_tensor()  # type: ignore[attr-defined]
@@ -72,7 +72,7 @@ class Bias:
     @torch.no_grad()
     def write(self, values: Tensor) -> None:
         """Set it in place, from (E,) float32."""
-        check_whole(self.tensor, self.path)
+        self._take_whole()
         self._make_float32()
         mine = self.tensor.detach()
         values = values.to(mine.device).reshape(mine.shape)
@@ -84,6 +84,11 @@ class Bias:
             mine.to_local().copy_(theirs.to_local())  # type: ignore[attr-defined]
         else:
             self.tensor.copy_(values)
+
+    def _take_whole(self) -> None:
+        """Under DeepSpeed ZeRO-3, which may have cut it up since it was found."""
+        if in_parts(self.tensor):
+            take_whole(self.owner, self.attribute, self.path)
 
     @torch.no_grad()
     def _make_float32(self) -> None:

@@ -25,7 +25,7 @@ from equipoise.attach.find.choosing_code import chooses_in_code
 from equipoise.attach.find.routing_spec import PROBED_SCORES, RoutingSpec, holds_choice
 from equipoise.attach.find.stand_ins import stand_ins
 from equipoise.attach.find.watched_run import RouterPath, TopKCall, WatchedRun
-from equipoise.attach.find.zero_parts import whole_shape
+from equipoise.attach.find.zero_parts import gathering_rests, whole_shape
 from equipoise.routing import Groups
 
 _PROBE_TOKENS = 64
@@ -115,7 +115,8 @@ class _Probe:
             for module in was_training:
                 module.training = False
             own = stand_ins(self.path, tensors)
-            with torch.no_grad(), torch.autocast("cpu", enabled=False), own:
+            full = torch.autocast("cpu", enabled=False)
+            with gathering_rests(self.path), torch.no_grad(), full, own:
                 return self.path(hidden.clone(), self.passed, self.filled)
         finally:
             for module in was_training:

@@ -40,7 +40,7 @@ from equipoise.attach.find.probe import NotByTopKError, OneLevelUpError, probe_r
 from equipoise.attach.find.quirks import BIAS_NAMES, is_hash_router
 from equipoise.attach.find.remedy import TEN_LINES
 from equipoise.attach.find.routing_spec import RoutingSpec
-from equipoise.attach.find.zero_parts import check_whole
+from equipoise.attach.find.zero_parts import in_parts, take_whole
 
 
 def find_routers(
@@ -142,10 +142,11 @@ def _describe_router(model: nn.Module, path: str, block: nn.Module, gate_name: s
     """Probe one router; one that cannot be balanced raises with its name and the remedy."""
     name = plain_name(path)
     check_block_kernel(name, block)
-    for inner, value in block.named_parameters():
-        if inner.split(".")[-1] in BIAS_NAMES:
+    for inner, value in [*block.named_parameters()]:
+        *parents, attribute = inner.split(".")
+        if attribute in BIAS_NAMES and in_parts(value):
             # before the probe: a module around the bias may not run without its parts
-            check_whole(value, f"{name}.{inner}")
+            take_whole(block.get_submodule(".".join(parents)), attribute, f"{name}.{inner}")
     try:
         spec = probe_router(block, gate_name)
     except OneLevelUpError:

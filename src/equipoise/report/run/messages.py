@@ -29,7 +29,7 @@ from equipoise.report.run.describe_run import (
 from equipoise.results.follow.run_follower import RunSnapshot
 from equipoise.results.follow.step_bins import Row, shown_figure
 from equipoise.results.run import VerdictRow
-from equipoise.results.scheme_style import style_of_scheme
+from equipoise.results.scheme_style import SchemeStyle, styles_side_by_side
 
 
 class RunView(TypedDict):
@@ -83,8 +83,9 @@ def make_message(runs: Sequence[RunSnapshot], sent: SentTables, *, left_out: int
             run, table = key
             changes.append({"run": run, "table": table, "keep": keep, "rows": rows[keep:]})
         sent[key] = rows
+    styles = styles_side_by_side([_style_name(run, runs) for run in runs])
     return {
-        "runs": [_view_of(run, runs) for run in runs],
+        "runs": [_view_of(run, len(runs) == 1, style) for run, style in zip(runs, styles)],
         "tables": changes,
         "note": _left_out_note(len(runs), left_out),
     }
@@ -97,13 +98,13 @@ def _common_rows(before: Sequence[Row], now: Sequence[Row]) -> int:
     return min(len(before), len(now))
 
 
-def _view_of(run: RunSnapshot, runs: Sequence[RunSnapshot]) -> RunView:
+def _view_of(run: RunSnapshot, alone: bool, style: SchemeStyle) -> RunView:
     chance = None if run.chance is None else shown_figure(run.chance)
     level = times_chance(run)
     return {
         "name": run.name,
-        "label": run_label(run) if len(runs) == 1 else f"{run.name}: {run_label(run)}",
-        "style": style_of_scheme(_style_name(run, runs))._asdict(),
+        "label": run_label(run) if alone else f"{run.name}: {run_label(run)}",
+        "style": style._asdict(),
         "state": run.state,
         "sentence": run_sentence(run),
         "chips": run_facts(run),

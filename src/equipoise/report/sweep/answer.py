@@ -1,8 +1,13 @@
-"""The first sentences of a sweep's page, computed from its table."""
+"""The first sentences of a sweep's page, computed from its table.
+
+The setting with the lowest mean is named; that its scheme is better than another is said only where
+their best settings differ significantly, paired by seed (results/comparison/differences.py).
+"""
 
 from __future__ import annotations
 
 from equipoise.results.columns import VALIDATION_IMBALANCE, VALIDATION_LOSS, setting_column
+from equipoise.results.comparison.differences import SIGNIFICANCE, paired_difference
 from equipoise.results.sweep import SettingRow, SweepTable
 
 
@@ -25,7 +30,7 @@ def sweep_answer(table: SweepTable) -> str:
             f"{max(losses) - min(losses):.4f}, and the most even of them is {_name_setting(even)} "
             f"({_mean_of(even, VALIDATION_IMBALANCE.key):.1%} off target on average)"
         )
-    return f"{said}. {_role_of_chance(table.seeds)}{_ends_of_axes(table)}{_unfinished(table)}"
+    return f"{said}. {_role_of_chance(table, first)}{_ends_of_axes(table)}{_unfinished(table)}"
 
 
 def _mean_of(row: SettingRow, key: str) -> float:
@@ -40,10 +45,27 @@ def _name_setting(row: SettingRow) -> str:
     return f"{row.label} with {settings}" if settings else row.label
 
 
-def _role_of_chance(seeds: int) -> str:
-    if seeds == 1:
+def _role_of_chance(table: SweepTable, first: SettingRow) -> str:
+    if table.seeds == 1:
         return "One seed, and the lowest of many: how much of that is chance is not known."
-    return f"Means over {seeds} seeds; the lowest of many is still partly chance."
+    others = [row for row in table.best if row is not first]
+    known = [row for row in others if _is_below(first, row, len(others))]
+    unknown = [row.label for row in others if row not in known]
+    said = f"Means over {table.seeds} seeds; the lowest of many is still partly chance."
+    if not others:
+        return said
+    if not unknown:
+        return f"{said} Paired by seed it is significantly below each other scheme's best."
+    return f"{said} Paired by seed it is not known to be below the best of {', '.join(unknown)}."
+
+
+def _is_below(ours: SettingRow, theirs: SettingRow, tests: int) -> bool:
+    """Significantly, with as many comparisons counted (Bonferroni)."""
+    losses = (row.figures[VALIDATION_LOSS.key].values for row in (ours, theirs))
+    found = paired_difference(*losses)
+    if found is None or found.chance is None:
+        return False
+    return found.mean < 0 and found.chance * tests < SIGNIFICANCE
 
 
 def _ends_of_axes(table: SweepTable) -> str:
