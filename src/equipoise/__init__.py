@@ -58,6 +58,7 @@ _HOMES = {
     "export": "equipoise.integrations.huggingface.export",
     "plan": "equipoise.experiments.plan",
     "record": "equipoise.integrations.record",
+    "router_precision": "equipoise.integrations.precision.router_precision",
     "run_arena": "equipoise.arena.run_arena",
     "sweep": "equipoise.experiments.sweep.sweep",
     "tune": "equipoise.arena.tune",
@@ -101,6 +102,7 @@ __all__ = [
     "record",
     "reduce",
     "route",
+    "router_precision",
     "run_arena",
     "score_function",
     "settled",
@@ -128,6 +130,7 @@ if TYPE_CHECKING:
     from equipoise.experiments.sweep.sweep import sweep
     from equipoise.integrations.huggingface.doctor import doctor
     from equipoise.integrations.huggingface.export import export
+    from equipoise.integrations.precision.router_precision import router_precision
     from equipoise.integrations.record import record
     from equipoise.integrations.trackers import log_balance
     from equipoise.layers import LayerBalancer, MoE, Router, drop, step
