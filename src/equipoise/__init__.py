@@ -57,6 +57,7 @@ _HOMES = {
     "doctor": "equipoise.integrations.huggingface.doctor",
     "export": "equipoise.integrations.huggingface.export",
     "plan": "equipoise.experiments.plan",
+    "policy_mismatch": "equipoise.attach.replay.policy_mismatch",
     "record": "equipoise.integrations.record",
     "router_precision": "equipoise.integrations.precision.router_precision",
     "run_arena": "equipoise.arena.run_arena",
@@ -98,6 +99,7 @@ __all__ = [
     "log_balance",
     "metrics",
     "plan",
+    "policy_mismatch",
     "preset",
     "record",
     "reduce",
@@ -123,6 +125,7 @@ if TYPE_CHECKING:
     from equipoise.arena.tune import tune
     from equipoise.attach import balance, follow
     from equipoise.attach.replay.agreement import agree
+    from equipoise.attach.replay.policy_mismatch import policy_mismatch
     from equipoise.attach.trainer_callback import TrainerCallback
     from equipoise.balancing import Balancer, balancer, balancers, settled
     from equipoise.experiments.compare import compare

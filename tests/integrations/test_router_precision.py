@@ -234,7 +234,7 @@ def answer(*shares, **more):
     """A layer for each share of tokens that bf16 logits change."""
     layers = tuple(
         LayerPrecision(
-            f"model.layers.{number}.mlp", number, 100, 8, 2, "product", 0.1, (),
+            f"model.layers.{number}.mlp", 100, 8, 2, "product", 0.1, (),
             (effect("bf16", logits=share, both=share, **more),),
         )
         for number, share in enumerate(shares)

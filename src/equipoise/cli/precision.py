@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 _BAR_WIDTH = 36
 _OCTAVES_A_LINE = 2
+_SHARES_NOTE = {
+    "whole": "Percent of tokens whose experts change. Whole: score function and sum too.",
+    "below ulp": "Percent of tokens whose margin is below one ulp.",
+}
 
 
 def add_precision_options(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +87,6 @@ def _print_precision(found: RouterPrecision) -> None:
     parts = _known_parts(found)
     table = terminal_table(
         ("layer", *(f"{name}\n{part}" for name in found.precisions for part in parts)),
-        caption="Percent of tokens whose experts change. Whole: score function and sum too.",
     )
     for layer, label in zip(found.layers, found.labels):
         shares = [
@@ -91,6 +94,7 @@ def _print_precision(found: RouterPrecision) -> None:
         ]
         table.add_row(label, *shares)
     console.print(table)
+    console.print(_SHARES_NOTE[parts[-1]])
     for line in _margin_lines(found):
         console.print(line, highlight=False, markup=False, no_wrap=True, overflow="crop")
     for source in sorted({layer.source for layer in found.layers}):

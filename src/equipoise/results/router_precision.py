@@ -9,6 +9,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Literal
 
+from equipoise.storage.layer_names import layer_labels, layer_number
+
 MARGIN_OCTAVES = tuple(range(-32, 5))
 """bin i has margins from 2^o to 2^(o+1), o its octave; the first has all below too, the last all
 above
@@ -68,8 +70,6 @@ class LayerPrecision:
     """One router."""
 
     layer: str
-    number: int | None
-    """its global index, where its name has one"""
     tokens: int
     experts: int | None
     top_k: int
@@ -120,10 +120,7 @@ class RouterPrecision:
     @property
     def labels(self) -> list[str]:
         """Short names of the layers: their numbers, where these tell them apart."""
-        numbers = [layer.number for layer in self.layers]
-        if None in numbers or len(set(numbers)) < len(numbers):
-            return [layer.layer for layer in self.layers]
-        return [str(number) for number in numbers]
+        return layer_labels([layer.layer for layer in self.layers])
 
     def worst_layer(self, precision: str, part: str = "largest") -> LayerPrecision:
         return max(self.layers, key=lambda layer: _share_of(layer, precision, part))
@@ -183,7 +180,7 @@ class RouterPrecision:
     def _layers_in_words(self, layers: Sequence[LayerPrecision]) -> str:
         if len(layers) == len(self.layers):
             return "every layer" if len(layers) > 1 else layers[0].layer
-        numbers = [layer.number for layer in layers]
+        numbers = [layer_number(layer.layer) for layer in layers]
         known = sorted({number for number in numbers if number is not None})
         if len(known) < len(layers):
             return ", ".join(layer.layer for layer in layers)

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.attach.replay.given_experts import layer_number
 from equipoise.integrations.precision.choices import ChoicesInPrecision
 from equipoise.results.router_precision import (
     MARGIN_OCTAVES,
@@ -53,7 +52,6 @@ def summarize_layer(
     found = router.choices
     return LayerPrecision(
         layer=layer,
-        number=layer_number(layer),
         tokens=len(found.margins),
         experts=router.experts,
         top_k=router.top_k,
