@@ -57,7 +57,9 @@ _HOMES = {
     "doctor": "equipoise.integrations.huggingface.doctor",
     "export": "equipoise.integrations.huggingface.export",
     "plan": "equipoise.experiments.plan",
+    "policy_mismatch": "equipoise.attach.replay.policy_mismatch",
     "record": "equipoise.integrations.record",
+    "router_precision": "equipoise.integrations.precision.router_precision",
     "run_arena": "equipoise.arena.run_arena",
     "sweep": "equipoise.experiments.sweep.sweep",
     "tune": "equipoise.arena.tune",
@@ -97,10 +99,12 @@ __all__ = [
     "log_balance",
     "metrics",
     "plan",
+    "policy_mismatch",
     "preset",
     "record",
     "reduce",
     "route",
+    "router_precision",
     "run_arena",
     "score_function",
     "settled",
@@ -121,6 +125,7 @@ if TYPE_CHECKING:
     from equipoise.arena.tune import tune
     from equipoise.attach import balance, follow
     from equipoise.attach.replay.agreement import agree
+    from equipoise.attach.replay.policy_mismatch import policy_mismatch
     from equipoise.attach.trainer_callback import TrainerCallback
     from equipoise.balancing import Balancer, balancer, balancers, settled
     from equipoise.experiments.compare import compare
@@ -128,6 +133,7 @@ if TYPE_CHECKING:
     from equipoise.experiments.sweep.sweep import sweep
     from equipoise.integrations.huggingface.doctor import doctor
     from equipoise.integrations.huggingface.export import export
+    from equipoise.integrations.precision.router_precision import router_precision
     from equipoise.integrations.record import record
     from equipoise.integrations.trackers import log_balance
     from equipoise.layers import LayerBalancer, MoE, Router, drop, step

@@ -8,104 +8,67 @@ in which a token *first* differs says more than the number that differ in the la
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
+from equipoise.attach.replay.agreement_layer import LayerPair, pair_layer, summarize_pair
+from equipoise.attach.replay.agreement_rows import Agreement, FirstDifference, LayerAgreement
 from equipoise.attach.replay.expert_choices import ExpertChoices, Rows
-from equipoise.attach.replay.given_experts import LIVE, layer_number
 from equipoise.attach.replay.megatron_trace import read_megatron_trace
+from equipoise.routing.rounding import precision_by_name
+from equipoise.storage.layer_names import layer_number
 
-MARGIN_EDGES = (0.0, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, np.inf)
-"""of the bins that differing tokens are sorted into"""
-
-
-class FirstDifference(NamedTuple):
-    """The first token of the first layer in which the two differ."""
-
-    layer: str
-    token: int
-    first: list[int]
-    """the experts in the first recording"""
-    second: list[int]
+USUAL_ULPS = 4.0
+"""a model computed in a precision throughout is off by a few of its ulps, and not by half of one"""
 
 
-class MarginBin(NamedTuple):
-    """Tokens whose choice was won by at least `low` and less than `high`."""
-
-    low: float
-    high: float
-    tokens: int
-    differ: int
-
-
-@dataclasses.dataclass(frozen=True)
-class LayerAgreement:
-    """One layer of the two."""
-
-    layer: str
-    tokens: int
-    """compared: without those that are -1 in either"""
-    choices_differ: float
-    """share of all T x K choices that the other did not make"""
-    tokens_differ: float
-    """share of tokens with at least one such choice"""
-    first_differ: float
-    """share of tokens that differ here, and in no layer before"""
-    margins: list[MarginBin] | None
-    """None where the recordings have no margins"""
-
-
-@dataclasses.dataclass(frozen=True)
-class Agreement:
-    """How far two recordings agree."""
-
-    layers: list[LayerAgreement]
-    choices_differ: float
-    """over all layers"""
-    tokens_differ: float
-    """share of tokens that differ in some layer"""
-    first: FirstDifference | None
-    """None where they agree"""
-
-    def as_dict(self) -> dict[str, object]:
-        """For JSON."""
-        layers = [
-            {
-                **dataclasses.asdict(layer),
-                "margins": layer.margins and [each._asdict() for each in layer.margins],
-            }
-            for layer in self.layers
-        ]
-        first = None if self.first is None else self.first._asdict()
-        return {**dataclasses.asdict(self), "layers": layers, "first": first}
-
-
-def agree(first: ExpertChoices | str | Path, second: ExpertChoices | str | Path) -> Agreement:
+def agree(
+    first: ExpertChoices | str | Path,
+    second: ExpertChoices | str | Path,
+    *,
+    precision: str | None = None,
+    ulps: float = USUAL_ULPS,
+) -> Agreement:
     """Compare the experts of two recordings of the same tokens; the order in a token is left aside.
 
     Args:
         first: a recording, its .npz file, or a routing trace of Megatron (.jsonl).
         second: another. Where both are of the same layers they may call them by other names, as
             long as these have the same global indices.
+        precision: bf16, fp16 or fp32: tell differences that its rounding explains from others. One
+            of the two must have been recorded with margins.
+        ulps: how many ulps of that precision the margins of both may add up to, for a difference to
+            count as rounding.
+
+    Example:
+        >>> import numpy as np
+        >>> from equipoise.attach.replay import ExpertChoices
+        >>> first = ExpertChoices({"layers.0": np.array([[0, 1], [2, 3]])})
+        >>> second = ExpertChoices({"layers.0": np.array([[1, 0], [2, 4]])})
+        >>> equipoise.agree(first, second).tokens_differ
+        0.5
     """
     ours, theirs = _read_recording(first), _read_recording(second)
+    rounding = None if precision is None else precision_by_name(precision)
+    if rounding is not None and not (ours.margins or theirs.margins):
+        raise ValueError(
+            "neither recording has margins, so that nothing can be said of rounding: record one by "
+            "balancing.record_experts(margins=True)"
+        )
+    if not ulps > 0:
+        raise ValueError(f"ulps must be a number above 0, not {ulps}")
     found: list[LayerAgreement] = []
     # by the number of tokens, since a model may route those of pictures apart from those of text
     differed: dict[int, Rows] = {}
     start: FirstDifference | None = None
     for mine, other in _pair_layers(ours.layers, theirs.layers):
-        rows = ours[mine], theirs[other]
-        _check_pair(mine, *rows)
-        known, missing = _compare_rows(*rows)
-        before = differed.setdefault(len(known), np.zeros(len(known), bool))
-        margins = _lower_margins(ours.margins.get(mine), theirs.margins.get(other))
-        found.append(_summary(mine, known, missing, before, margins))
-        start = start or _first_difference(mine, rows, missing)
-        before |= missing > 0
+        _check_pair(mine, ours[mine], theirs[other])
+        pair = pair_layer(ours, theirs, mine, other)
+        before = differed.setdefault(len(pair.known), np.zeros(len(pair.known), bool))
+        found.append(summarize_pair(pair, before, rounding, ulps))
+        start = start or _first_difference(pair)
+        before |= pair.differ
     choices = sum(layer.tokens * layer.choices_differ for layer in found)
     tokens = sum(int(each.sum()) for each in differed.values())
     return Agreement(
@@ -113,51 +76,18 @@ def agree(first: ExpertChoices | str | Path, second: ExpertChoices | str | Path)
         choices / max(1, sum(layer.tokens for layer in found)),
         tokens / max(1, sum(differed)),
         start,
+        None if rounding is None else rounding.name,
+        ulps if rounding is not None else 0.0,
     )
 
 
-def _first_difference(layer: str, rows: tuple[Rows, Rows], missing: Rows) -> FirstDifference | None:
-    if not missing.any():
+def _first_difference(pair: LayerPair) -> FirstDifference | None:
+    if not pair.differ.any():
         return None
-    token = int((missing > 0).argmax())
-    return FirstDifference(layer, token, rows[0][token].tolist(), rows[1][token].tolist())
-
-
-def _compare_rows(ours: Rows, theirs: Rows) -> tuple[Rows, Rows]:
-    """(T,) bool, whether both are known; (T,) the share of our experts that they did not take."""
-    known = (ours != LIVE).all(1) & (theirs != LIVE).all(1)
-    shared = (ours[:, :, None] == theirs[:, None, :]).any(2).sum(1)
-    return known, np.where(known, ours.shape[1] - shared, 0) / ours.shape[1]
-
-
-def _summary(
-    layer: str, known: Rows, missing: Rows, before: Rows, margins: Rows | None
-) -> LayerAgreement:
-    tokens = int(known.sum())
-    share = max(tokens, 1)
-    return LayerAgreement(
-        layer=layer,
-        tokens=tokens,
-        choices_differ=float(missing.sum() / share),
-        tokens_differ=float((missing > 0).sum() / share),
-        first_differ=float(((missing > 0) & ~before).sum() / share),
-        margins=None if margins is None else _sort_by_margin(margins[known], missing[known] > 0),
+    token = int(pair.differ.argmax())
+    return FirstDifference(
+        pair.layer, token, pair.ours[token].tolist(), pair.theirs[token].tolist()
     )
-
-
-def _sort_by_margin(margins: Rows, differ: Rows) -> list[MarginBin]:
-    places = np.digitize(margins, MARGIN_EDGES[1:-1])
-    return [
-        MarginBin(low, high, int((places == at).sum()), int(differ[places == at].sum()))
-        for at, (low, high) in enumerate(itertools.pairwise(MARGIN_EDGES))
-    ]
-
-
-def _lower_margins(ours: Rows | None, theirs: Rows | None) -> Rows | None:
-    """By how little a token's choice was won, in either."""
-    if ours is None or theirs is None:
-        return theirs if ours is None else ours
-    return np.minimum(ours, theirs)
 
 
 def _pair_layers(ours: list[str], theirs: list[str]) -> list[tuple[str, str]]:

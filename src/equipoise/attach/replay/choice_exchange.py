@@ -19,6 +19,7 @@ from torch import Tensor
 from equipoise.attach.count.forward_context import ForwardContext
 from equipoise.attach.count.states import ForwardPhase
 from equipoise.attach.find.routing_spec import RoutingSpec
+from equipoise.attach.replay.choice_measures import measure_choice
 from equipoise.attach.replay.exchanged_topk import ExchangedTopK
 from equipoise.attach.replay.expert_choices import ExpertChoices, Rows
 from equipoise.attach.replay.given_experts import LIVE, to_device
@@ -98,9 +99,11 @@ class ChoiceExchange:
         self._rows: Rows | None = None
         self._on_device: Tensor | None = None
         self._taken: Tensor | None = None
-        self._margins: Tensor | None = None
+        self._ranked: Tensor | None = None
         self.shift: Callable[[], Tensor] | None = None
         """what is added to the ranked scores before the choice, where the model has no bias"""
+        self.bias: Callable[[], Tensor] | None = None
+        """what the model has added to the scores that it ranks"""
 
     @property
     def active(self) -> bool:
@@ -115,7 +118,7 @@ class ChoiceExchange:
     def begin_run(self) -> ExchangedTopK:
         """The mode to run the router in."""
         self.own = self._first_own = self._rows = self._on_device = self._taken = None
-        self._margins = None
+        self._ranked = None
         return ExchangedTopK(self.spec, self.settle)
 
     def settle(self, own: Tensor, ranked: Tensor) -> Tensor:
@@ -129,7 +132,7 @@ class ChoiceExchange:
                 self._on_device = to_device(self._rows, flat.device)
         self.own = self._taken = flat
         if self.with_margins and self.recording is not None:
-            self._margins = self._measure_margins(ranked)
+            self._ranked = ranked
         if self._on_device is None:
             return own
         self._taken = torch.where(self._on_device == LIVE, flat, self._on_device)
@@ -143,8 +146,7 @@ class ChoiceExchange:
             padding = self.context.known_padding(self.name, len(self._taken))
             self.given.count_live(self._on_device[:, 0] == LIVE, padding)
         if self.recording is not None:
-            margins = None if self._margins is None else self._margins.cpu().numpy()
-            self.recording.add_rows(self.name, self._taken.cpu().numpy(), margins)
+            self._add_rows(self.recording, self._taken)
         # a block that is called by itself may be checkpointed with gradients off
         by_itself = self.given is not None and self.context.phase is ForwardPhase.IDLE
         if self.has_replayed and (self.context.trains or by_itself):
@@ -183,15 +185,12 @@ class ChoiceExchange:
             )
         return nearest[-1].rows
 
-    def _measure_margins(self, ranked: Tensor) -> Tensor:
-        """(T,) float32: between the last that the router would choose and the next."""
-        values = ranked.detach().reshape(-1, self.spec.num_experts).float()
-        if self.shift is not None:
-            shifted = values + self.shift().to(values.device)
-            values = (
-                shifted.masked_fill(values == 0, -torch.inf) if self.spec.fill == 0 else shifted
-            )
-        if self.spec.num_experts == self.spec.top_k:
-            return torch.full_like(values[:, 0], torch.inf)
-        best = values.topk(self.spec.top_k + 1, dim=-1).values
-        return best[:, -2] - best[:, -1]
+    def _add_rows(self, recording: ExpertChoices, taken: Tensor) -> None:
+        rows, ranked = taken.cpu().numpy(), self._ranked
+        if ranked is None:
+            recording.add_rows(self.name, rows)
+            return
+        shift, bias = (None if each is None else each() for each in (self.shift, self.bias))
+        found = measure_choice(ranked, taken, self.spec, shift, bias)
+        margins, levels, gates = (each.cpu().numpy() for each in found)
+        recording.add_rows(self.name, rows, margins, levels=levels, gates=gates)

@@ -7,6 +7,7 @@ another order has other last bits.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from equipoise.storage.atomic import replace_file
 from equipoise.storage.npz import PARSER_ERRORS, refuse_zip_bomb
 
 Rows = NDArray[Any]
-"""(T, K) integers, or (T,) margins"""
+"""(T, K) integers, or what was measured of each token"""
 
-_KINDS = ("experts", "margins")
+_MEASURES = ("margins", "levels", "gates")
+_KINDS = ("experts", *_MEASURES)
 
 
 class ExpertChoices:
@@ -37,11 +39,20 @@ class ExpertChoices:
         for layer, rows in (experts or {}).items():
             self.add_rows(layer, rows)
 
-    def add_rows(self, layer: str, rows: Rows, margins: Rows | None = None) -> None:
-        """Append the (T, K) experts of one forward of a layer, and their (T,) margins."""
+    def add_rows(
+        self,
+        layer: str,
+        rows: Rows,
+        margins: Rows | None = None,
+        *,
+        levels: Rows | None = None,
+        gates: Rows | None = None,
+    ) -> None:
+        """Append the (T, K) experts of one forward of a layer, and what was measured of them."""
         self._parts["experts"].setdefault(layer, []).append(narrow_integers(rows))
-        if margins is not None:
-            self._parts["margins"].setdefault(layer, []).append(margins.astype(np.float32))
+        for kind, values in zip(_MEASURES, (margins, levels, gates), strict=True):
+            if values is not None:
+                self._parts[kind].setdefault(layer, []).append(values.astype(np.float32))
 
     @property
     def experts(self) -> dict[str, Rows]:
@@ -54,7 +65,22 @@ class ExpertChoices:
 
         Empty where nobody asked for them.
         """
-        return {layer: self._join("margins", layer) for layer in self._parts["margins"]}
+        return self._measured("margins")
+
+    @property
+    def levels(self) -> dict[str, Rows]:
+        """(T,) float32 by layer: the larger magnitude of the two scores that a margin lies between.
+
+        They say how coarse a precision is there. Kept with the margins.
+        """
+        return self._measured("levels")
+
+    @property
+    def gates(self) -> dict[str, Rows]:
+        """(T, K) float32 by layer: the scores of the experts, divided by their sum; the softmax of
+        their logits where logits are ranked. Kept with the margins.
+        """
+        return self._measured("gates")
 
     @property
     def layers(self) -> list[str]:
@@ -68,7 +94,8 @@ class ExpertChoices:
         """Write them into one .npz file, whole or not at all."""
         path = Path(path)
         named = {f"experts/{layer}": rows for layer, rows in self.experts.items()}
-        named |= {f"margins/{layer}": rows for layer, rows in self.margins.items()}
+        for kind in _MEASURES:
+            named |= {f"{kind}/{layer}": rows for layer, rows in self._measured(kind).items()}
         with replace_file(path) as unfinished, unfinished.open("wb") as file:
             np.savez(file, allow_pickle=False, **named)
         return path
@@ -93,11 +120,16 @@ class ExpertChoices:
         for layer, rows in self.experts.items():
             if rows.ndim != 2 or rows.dtype.kind not in "iu":
                 raise ValueError(f"{layer} holds {rows.dtype} of shape {rows.shape}")
-        for layer, margins in self.margins.items():
-            if margins.dtype.kind != "f" or margins.shape != self[layer].shape[:1]:
-                raise ValueError(f"the margins of {layer} are not one for each of its tokens")
+        for kind, each in itertools.product(_MEASURES, self.layers):
+            values = self._measured(kind).get(each)
+            shape = self[each].shape if kind == "gates" else self[each].shape[:1]
+            if values is not None and (values.dtype.kind != "f" or values.shape != shape):
+                raise ValueError(f"the {kind} of {each} are not one for each of its tokens")
         if not self.layers:
             raise ValueError("it holds no layer")
+
+    def _measured(self, kind: str) -> dict[str, Rows]:
+        return {layer: self._join(kind, layer) for layer in self._parts[kind]}
 
     def _join(self, kind: str, layer: str) -> Rows:
         parts = self._parts[kind][layer]

@@ -7,7 +7,6 @@ with the name of the layer and the token.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from equipoise.attach.replay.expert_choices import ExpertChoices, Rows, narrow_integers
+from equipoise.storage.layer_names import layer_number
 from equipoise.storage.suggestions import did_you_mean
 
 LIVE = -1
@@ -52,12 +52,6 @@ def read_given(given: GivenExperts | Tensor, routers: Sequence[RouterShape]) -> 
             "tokens that are to be routed live"
         )
     return {router.name: _checked_rows(by_name[router.name], router) for router in routers}
-
-
-def layer_number(name: str) -> int | None:
-    """The global index of a router's layer: 3 of "model.layers.3.mlp"."""
-    numbers = re.findall(r"(?:^|\.)(\d+)(?=\.|$)", name)
-    return int(numbers[-1]) if numbers else None
 
 
 def _split_layers(array: Rows, routers: Sequence[RouterShape]) -> dict[int | str, Rows]:

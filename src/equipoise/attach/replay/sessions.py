@@ -112,6 +112,8 @@ def _exchange_of(router: BalancedRouter) -> ChoiceExchange:
         exchange = ChoiceExchange(router.name, spec, router.context)
         if router.found.bias is None:
             exchange.shift = lambda: router.applied_shift
+        else:
+            exchange.bias = lambda: router.applied_shift
         router.watch_choice(exchange)
     assert router.exchange is not None
     return router.exchange

@@ -41,6 +41,16 @@ def read_batches(tokenizer: Any, data: str, rows: int, length: int) -> Iterator[
         )
 
 
+def check_vocabulary(ids: Tensor, model: Any) -> None:
+    """Refuse tokens that the model does not know."""
+    vocabulary = model.get_input_embeddings().num_embeddings
+    if int(ids.max()) >= vocabulary:
+        raise ValueError(
+            f"the tokenizer gives token {int(ids.max())}, and the model knows {vocabulary}: "
+            "it may be the tokenizer of another model"
+        )
+
+
 def _encode_pieces(tokenizer: Any, data: str) -> Iterator[list[int]]:
     """The tokens of every piece, with an end-of-text token after it where the tokenizer has one."""
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]

@@ -29,7 +29,7 @@ from equipoise.integrations.huggingface.loading import (
     open_config,
     unwanted_routers,
 )
-from equipoise.integrations.huggingface.reading import read_batches
+from equipoise.integrations.huggingface.reading import check_vocabulary, read_batches
 from equipoise.trace import Trace, TraceAbout, TraceError, TraceWriter, is_trace
 
 
@@ -128,12 +128,7 @@ class _ScoreListener:
     def run_batch(self, ids: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """(experts, scores) of every router, of one forward."""
         self.seen = {}
-        vocabulary = self.model.get_input_embeddings().num_embeddings
-        if int(ids.max()) >= vocabulary:
-            raise ValueError(
-                f"the tokenizer gives token {int(ids.max())}, and the model knows {vocabulary}: "
-                "it may be the tokenizer of another model"
-            )
+        check_vocabulary(ids, self.model)
         # without the head: the logits of the vocabulary are not needed
         self.model.base_model(input_ids=ids.to(self.model.device), use_cache=False)
         for router in self.routers:

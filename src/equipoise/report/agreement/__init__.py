@@ -1,0 +1,1 @@
+"""The page of `equipoise agree`: what differs by layer, and by which margin."""

@@ -1,0 +1,1 @@
+"""The page of `equipoise doctor --precision`: who changes experts, and the margins."""
