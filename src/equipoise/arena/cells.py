@@ -91,6 +91,9 @@ class Cell:
                 f"{self.rate:g}: leave it out of --balancers"
             )
         options = {"target": stream.target, **spec.options_at(self.rate)}
+        if "devices" in spec.options:
+            # those that its idle share is of
+            options["devices"] = self.devices
         return resolve_balancer(self.balancer, stream.num_experts, stream.top_k, options)
 
 

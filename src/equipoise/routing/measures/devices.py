@@ -11,6 +11,11 @@ from torch import Tensor
 from equipoise.routing.metrics import checked_loads
 
 
+def default_devices(num_experts: int) -> int:
+    """Eight if they divide the experts, else the greatest number below that does."""
+    return next(number for number in range(8, 0, -1) if num_experts % number == 0)
+
+
 def device_loads(loads: Tensor | Sequence[Any], devices: int | Sequence[int] | Tensor) -> Tensor:
     """The tokens that each device works on: the loads of its experts, added up.
 
