@@ -194,3 +194,26 @@ def test_groups_have_no_regret():
     (cell,) = plan_cells([stream], ["deepseek"], rates=[1e-3])
     (result,) = run_cells([cell], reference_for(stream))
     assert result.regret is None
+
+
+@pytest.mark.parametrize("name", ["sequences", "padding", "drift"])
+def test_capacity_and_sequences_are_measured_by_hand(name):
+    """Without balancing every step routes by the scores alone, so that all can be counted again."""
+    stream = dataclasses.replace(catalogue.SYNTHETIC[name], num_tokens=512, steps=3)
+    (cell,) = run_cells([Cell(stream, "none")], reference_for(stream))
+    batch = stream.batch(2)
+    chosen = batch.scores.topk(stream.top_k).indices
+    length = stream.block or 512
+    counts = np.zeros((512 // length, stream.num_experts))
+    for token, experts in enumerate(chosen.tolist()):
+        if batch.mask is None or not batch.mask[token]:
+            counts[token // length, experts] += 1
+    loads = counts.sum(0)
+    capacity = np.ceil(1.25 * loads.sum() / stream.num_experts)
+    lost = np.maximum(loads - capacity, 0).sum() / loads.sum()
+    assert cell.dropped_share == pytest.approx(lost)
+    assert lost > 0.1
+    if stream.block is None:
+        assert cell.sequence_violation is None
+    else:
+        assert cell.sequence_violation == pytest.approx((counts.max(1) / counts.mean(1)).mean() - 1)

@@ -124,7 +124,7 @@ def test_curvature_is_one_function():
 
 
 def test_evidence_holds_no_modules():
-    assert set(get_type_hints(BatchEvidence).values()) == {torch.Tensor, float}
+    assert set(get_type_hints(BatchEvidence).values()) == {torch.Tensor, float, int}
 
 
 def test_smoothing_is_one_function():

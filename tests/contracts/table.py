@@ -31,6 +31,10 @@ class Row:
     """a sum over experts in another order rounds otherwise, in the last digit"""
     moves: bool = True
     """whether unbalanced loads move its shift"""
+    blocks: bool = False
+    """experts share numbers by where they stand: relabelled, they are on other devices. What holds
+    instead is in tests/balancing/test_per_device.py
+    """
 
     def __str__(self) -> str:
         return self.name + "".join(f"-{key}" for key in self.options)
@@ -61,6 +65,14 @@ _LISTED = [
     Row("quantile", moves_when_balanced=True),
     Row("quantile", {"ema": 0.5, "target": UNEQUAL}, moves_when_balanced=True),
     Row("curvature", {"stride": 8}, moves_when_balanced=True, samples=True, solves=True),
+    Row("per_device", moves_when_balanced=True, solves=True, blocks=True),
+    Row(
+        "per_device",
+        {"devices": 4, "target": UNEQUAL},
+        moves_when_balanced=True,
+        solves=True,
+        blocks=True,
+    ),
     Row("aux", moves=False),
     Row("aux", {"scope": "global", "target": UNEQUAL}, moves=False),
     Row("z_loss", moves=False),

@@ -8,7 +8,7 @@ from tests.contracts.table import NUM_EXPERTS, ROWS, TOP_K, UNEQUAL, exact_score
 
 def test_relabelled_targets_relabel_shifts():
     order = torch.randperm(NUM_EXPERTS, generator=torch.Generator().manual_seed(5))
-    for name in {row.name for row in ROWS}:
+    for name in {row.name for row in ROWS if not row.blocks}:
         balancer = equipoise.balancer(name, NUM_EXPERTS, top_k=TOP_K, target=UNEQUAL)
         relabelled = equipoise.balancer(
             name, NUM_EXPERTS, top_k=TOP_K, target=torch.tensor(UNEQUAL)[order]

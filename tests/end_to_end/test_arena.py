@@ -11,6 +11,7 @@ from equipoise.cli import main
 KEYS = [
     "stream", "balancer", "rate", "steady_imbalance", "over_floor", "steps_to_floor",
     "affinity_kept", "switched", "idle_share", "regret", "dynamic_regret", "path_length",
+    "dropped_share", "sequence_violation",
 ]  # fmt: skip
 SMALL = ["--steps", "24", "--tokens", "256", "--workers", "1"]
 

@@ -20,11 +20,19 @@ from equipoise.arena.reference import StreamReference, affinity_origin
 from equipoise.arena.streams.stream import Batch, Stream
 from equipoise.balancing import Balancer, method_spec, resolve_balancer
 from equipoise.optimum.hindsight import Regret, dual_at_shift
-from equipoise.results.arena import CellResult, DivergedCell
-from equipoise.routing import Routing, idle_share, metrics
+from equipoise.results.arena import CAPACITY_FACTOR, CellResult, DivergedCell
+from equipoise.routing import (
+    Routing,
+    churn,
+    dropped_share,
+    idle_share,
+    load_metrics,
+    metrics,
+    sequence_loads,
+)
 from equipoise.storage.renamed import old_names
 
-CELL_FORMAT = 2
+CELL_FORMAT = 3
 """raise it when the same cell would give other figures than before"""
 
 __getattr__ = old_names(
@@ -83,6 +91,9 @@ class Cell:
                 f"{self.rate:g}: leave it out of --balancers"
             )
         options = {"target": stream.target, **spec.options_at(self.rate)}
+        if "devices" in spec.options:
+            # those that its idle share is of
+            options["devices"] = self.devices
         return resolve_balancer(self.balancer, stream.num_experts, stream.top_k, options)
 
 
@@ -110,6 +121,7 @@ class _CellRun:
         self.imbalance: list[float] = []
         self.max_violation: list[float] = []
         self.loads: list[Tensor] = []
+        self.sequence_violation: list[float] = []
         self.kept: list[float] = []
         self.switched: list[float] = []
         self.duals: list[float] = []
@@ -126,6 +138,8 @@ class _CellRun:
         self.imbalance.append(float(levels["imbalance"]))
         self.max_violation.append(float(levels["max_violation"]))
         self.loads.append(routing.loads)
+        if self.cell.stream.block is not None:
+            self.sequence_violation.append(_sequence_violation(self.cell.stream, routing))
         if self.has_regret and str(step) in self.reference.own_duals:
             self.duals.append(self._dual(batch))
         self._learn(batch, routing)
@@ -137,7 +151,8 @@ class _CellRun:
             # an optimum of 0: all scores are alike
             kept = _chosen_affinity(batch, routing) / optimum if optimum else 1.0
             self.kept.append(kept)
-            self.switched.append(_share_switched(batch, routing, self._route(batch)))
+            after = self._route(batch).experts
+            self.switched.append(float(churn(routing.experts, after, mask=batch.mask)))
 
     def _route(self, batch: Batch) -> Routing:
         return self.rule.route(batch.scores, groups=self.cell.stream.groups, mask=batch.mask)
@@ -185,6 +200,10 @@ class _CellRun:
             regret=None if regret is None else regret.fixed_share,
             dynamic_regret=None if regret is None else regret.dynamic_share,
             path_length=None if regret is None else regret.path_length,
+            dropped_share=float(dropped_share(torch.stack(self.loads[steady]), CAPACITY_FACTOR)),
+            sequence_violation=(
+                float(np.mean(self.sequence_violation[steady])) if self.sequence_violation else None
+            ),
         )
 
 
@@ -196,7 +215,9 @@ def _chosen_affinity(batch: Batch, routing: Routing) -> float:
     return float((taken if batch.mask is None else taken[~batch.mask]).sum())
 
 
-def _share_switched(batch: Batch, before: Routing, after: Routing) -> float:
-    """The share of tokens that go elsewhere, in whatever order they rank their experts."""
-    moved = (before.experts.sort(1).values != after.experts.sort(1).values).any(1)
-    return float((moved if batch.mask is None else moved[~batch.mask]).float().mean())
+def _sequence_violation(stream: Stream, routing: Routing) -> float:
+    """Max violation within single sequences, mean over those with tokens."""
+    length = stream.block or stream.num_tokens
+    loads = sequence_loads(routing.experts, stream.num_experts, length, mask=routing.mask)
+    loads = loads[loads.sum(1) > 0]
+    return float(load_metrics(loads, stream.target)["max_violation"].mean())

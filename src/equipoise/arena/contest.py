@@ -24,6 +24,7 @@ from equipoise.arena.streams.stream import Stream
 from equipoise.arena.workers import JobNotes, end_with_parent, leave_on_signals, note_job
 from equipoise.balancing import method_spec
 from equipoise.results.arena import CellResult, DivergedCell
+from equipoise.routing.measures.devices import default_devices
 from equipoise.storage.output_path import output_path
 from equipoise.storage.renamed import old_names
 
@@ -53,7 +54,9 @@ def plan_cells(
         for name in dict.fromkeys(balancers):
             tried = method_spec(name).rates_to_try
             for rate in dict.fromkeys(rates or tried) if tried else (None,):
-                cell = Cell(stream, name, rate, devices or default_devices(stream), tally_every)
+                cell = Cell(
+                    stream, name, rate, devices or default_devices(stream.num_experts), tally_every
+                )
                 cell.make_balancer()
                 cells.append(cell)
     if devices and (bad := next((c.stream for c in cells if c.stream.num_experts % devices), None)):
@@ -61,11 +64,6 @@ def plan_cells(
             f"the {bad.num_experts} experts of {bad.name} do not divide over {devices} devices"
         )
     return cells
-
-
-def default_devices(stream: Stream) -> int:
-    """Eight if they divide the experts, else the greatest number below that does."""
-    return next(number for number in range(8, 0, -1) if stream.num_experts % number == 0)
 
 
 def contest(

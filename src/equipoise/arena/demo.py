@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from equipoise.arena.cells import Cell
-from equipoise.arena.contest import contest, default_devices
+from equipoise.arena.contest import contest
 from equipoise.arena.run_arena import CellProgress, no_progress
 from equipoise.arena.streams.drifting import DriftingLogits
 from equipoise.balancing import method_specs
 from equipoise.results.arena import ArenaResults, DivergedCell
+from equipoise.routing.measures.devices import default_devices
 
 # Those that set a shift before they see a token. Solvers of the batch answer another question, and
 # slowly: they can be asked for by name.
@@ -51,7 +52,7 @@ def demo(
     stream = DriftingLogits(
         tokens, experts, steps, drift=drift, seed=seed, top_k=top_k, name="demo"
     )
-    devices = default_devices(stream)
+    devices = default_devices(experts)
     cells = [Cell(stream, name, devices=devices) for name in balancers or CAUSAL]
     for cell in cells:
         # a wrong name or size is reported before anything runs

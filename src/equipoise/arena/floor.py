@@ -16,7 +16,7 @@ import torch
 
 from equipoise.arena.streams.stream import Batch, Stream
 from equipoise.balancing import Balancer, balancer
-from equipoise.routing import metrics
+from equipoise.routing import metrics, sequence_loads
 from equipoise.routing.chance import binomial_floor
 from equipoise.storage.renamed import old_names
 
@@ -50,7 +50,7 @@ def expert_shares(stream: Stream) -> np.ndarray:
 def bootstrap_floor(stream: Stream, batch: Batch, draws: int = 100, seed: int = 0) -> float:
     """Mean imbalance of batches made of this one's sequences."""
     assert stream.block is not None
-    loads = sequence_loads(stream, batch)
+    loads = balanced_sequence_loads(stream, batch)
     blocks = len(loads)
     if blocks < 2:
         raise ValueError(
@@ -64,19 +64,12 @@ def bootstrap_floor(stream: Stream, batch: Batch, draws: int = 100, seed: int = 
     return float(moved.mean() * (blocks / (blocks - 1)) ** 0.5)
 
 
-def sequence_loads(stream: Stream, batch: Batch) -> np.ndarray:
+def balanced_sequence_loads(stream: Stream, batch: Batch) -> np.ndarray:
     """(blocks, E): what each sequence gives each expert, under a shift that balances this batch."""
     rule = balance_batch(stream, batch)
     routing = rule.route(batch.scores, groups=stream.groups, mask=batch.mask)
-    counted = (
-        torch.ones(len(batch.scores), 1)
-        if batch.mask is None
-        else (~batch.mask).float().unsqueeze(1)
-    )
-    one_hot = torch.zeros_like(batch.scores).scatter_(1, routing.experts, 1.0) * counted
-    return np.add.reduceat(
-        one_hot.double().numpy(), np.arange(0, len(one_hot), stream.block or 1), axis=0
-    )
+    loads = sequence_loads(routing.experts, stream.num_experts, stream.block or 1, mask=batch.mask)
+    return loads.double().numpy()
 
 
 def balance_batch(stream: Stream, batch: Batch, updates: int = _UPDATES) -> Balancer:

@@ -21,6 +21,7 @@ from equipoise.balancing.shift.directions import LoadGap
 from equipoise.balancing.shift.dual import Dual
 from equipoise.balancing.shift.geometry import hypentropy, price_simplex
 from equipoise.balancing.shift.parts import EMA, AdaGrad, Center, Scale, Sign, Tanh
+from equipoise.balancing.shift.per_device import Devices, PerDevice
 from equipoise.balancing.shift.quantile import QuantileMove
 from equipoise.balancing.spec import method
 from equipoise.balancing.target import Target, Weights
@@ -227,6 +228,18 @@ def curvature(
     Equipoise's own: docs/curvature.md.
     """
     return Dual(num_experts, top_k, CurvatureMove(stride), [Center()], target=target)
+
+
+@method(kind="shift", needs="runner-up")
+def per_device(
+    num_experts: int, top_k: int, *, devices: Devices = None, target: Weights = None
+) -> Dual:
+    """p_k = q_d for all experts k of device d, and q moves as under curvature.
+
+    Even devices, free experts. Other rules: Dual(..., PerDevice(direction, devices), parts).
+    """
+    direction = PerDevice(CurvatureMove(), devices)
+    return Dual(num_experts, top_k, direction, [Center()], target=target)
 
 
 @method(kind="penalty", needs="scores", rate="coefficient")

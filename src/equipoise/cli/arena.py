@@ -28,7 +28,7 @@ LEGEND = (
     "scores; below 0 where following did better. In a replay the router does not react; in a "
     "training it does."
 )
-NOT_ON_TERMINALS = ("switched", "dynamic_regret")
+NOT_ON_TERMINALS = ("switched", "dynamic_regret", "dropped_share", "sequence_violation")
 
 
 def _add_arena_options(parser: argparse.ArgumentParser) -> None:

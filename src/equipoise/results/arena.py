@@ -17,6 +17,8 @@ from typing import TypedDict
 from equipoise.storage.json_files import JsonObject, read_json_object
 
 ARENA_MANIFEST = "arena.json"
+CAPACITY_FACTOR = 1.25
+"""of the capacity that dropped_share is of"""
 
 
 class ArenaManifest(TypedDict):
@@ -61,6 +63,10 @@ class CellResult:
     """against each batch's own optimum, as a share of it"""
     path_length: float | None = None
     """how far the batches' own optima moved, summed over the steps, in score"""
+    dropped_share: float | None = None
+    """choices that a capacity factor of 1.25 would drop; None in files of versions before 0.3"""
+    sequence_violation: float | None = None
+    """the fullest expert's load / target - 1 within single sequences; None without sequences"""
 
     def summary_row(self) -> dict[str, object]:
         """What --json prints: the figures of the table, without those of every step."""
@@ -102,6 +108,8 @@ SUMMARY_KEYS = (
     "regret",
     "dynamic_regret",
     "path_length",
+    "dropped_share",
+    "sequence_violation",
 )
 CELL_KEYS = tuple(field.name for field in fields(CellResult))
 REQUIRED_CELL_KEYS = tuple(each.name for each in fields(CellResult) if each.default is MISSING)

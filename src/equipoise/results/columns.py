@@ -304,6 +304,22 @@ ARENA_COLUMNS = (
         2,
         "%",
     ),
+    Column(
+        "dropped_share",
+        "dropped at 1.25",
+        "dropped",
+        "choices that a capacity factor of 1.25 would drop, steady steps",
+        2,
+        "%",
+    ),
+    Column(
+        "sequence_violation",
+        "MaxVio in a sequence",
+        "in seq.",
+        "the fullest expert's load / target - 1 within single sequences, mean over the sequences "
+        "of steady steps",
+        2,
+    ),
 )
 
 

@@ -50,7 +50,7 @@ def load_metrics(
     """`metrics` of loads (..., E), as float64 tensors of the leading shape, on the device of the
     loads. Nothing here makes a GPU wait.
     """
-    loads = _checked_loads(loads)
+    loads = checked_loads(loads)
     relative = _relative_loads(loads, target)
     share = relative / relative.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
     # not "> 0": NaN loads that were not looked at, on a GPU, must not measure 0
@@ -66,34 +66,7 @@ def load_metrics(
     return {name: torch.where(some, value, 0.0) for name, value in values.items()}
 
 
-def idle_share(loads: Tensor | Sequence[Any], devices: int | Sequence[int]) -> Tensor:
-    """The fraction of device time lost waiting for the fullest device, under expert parallelism.
-
-    Every forward lasts as long as its fullest device; a device works in proportion to the tokens of
-    its experts. So over forwards, 1 - sum of mean device loads / sum of greatest device loads.
-
-    Args:
-        loads: (E,) of one forward, or (M, E) of several (`Tally.forwards`). The sum over forwards
-            would hide the waiting.
-        devices: how many, each with an equal block of consecutive experts; or the device of every
-            expert, as E numbers.
-
-    Example:
-        >>> float(idle_share([30, 10, 10, 10], devices=2))
-        0.25
-    """
-    loads = _checked_loads(loads).double()
-    loads = loads.reshape(-1, loads.shape[-1])
-    per_device = _device_loads(loads, devices)
-    fullest = per_device.amax(1).sum()
-    return torch.where(
-        fullest > 0,
-        1 - per_device.mean(1).sum() / fullest.clamp_min(torch.finfo(torch.float64).tiny),
-        0.0,
-    )
-
-
-def _checked_loads(loads: Tensor | Sequence[Any]) -> Tensor:
+def checked_loads(loads: Tensor | Sequence[Any]) -> Tensor:
     """Loads as a tensor, refused where they can be looked at and count nothing."""
     loads = torch.as_tensor(loads)
     if is_readable(loads) and not (torch.isfinite(loads) & (loads >= 0)).all():
@@ -116,22 +89,3 @@ def _relative_loads(loads: Tensor, target: Tensor | Sequence[float] | None) -> T
             raise ValueError(f"target weights must be positive, not {weights.tolist()}")
     total = loads.sum(-1, keepdim=True).double()
     return loads.double() * weights.sum() / (total * weights)
-
-
-def _device_loads(loads: Tensor, devices: int | Sequence[int]) -> Tensor:
-    """(M, devices): tokens of each device, from loads (M, E)."""
-    num_experts = loads.shape[1]
-    if isinstance(devices, int):
-        if devices < 1 or num_experts % devices:
-            raise ValueError(
-                f"{num_experts} experts do not divide over {devices} devices: pass the device of "
-                "every expert instead"
-            )
-        return loads.unflatten(1, (devices, -1)).sum(2)
-    if len(devices) != num_experts:
-        raise ValueError(
-            f"{len(devices)} devices are named for {num_experts} experts: name one for each"
-        )
-    names, places = torch.unique(torch.as_tensor(devices), return_inverse=True)
-    empty = torch.zeros(loads.shape[0], len(names), dtype=loads.dtype, device=loads.device)
-    return empty.index_add_(1, places.to(loads.device), loads)

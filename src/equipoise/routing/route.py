@@ -257,7 +257,7 @@ def check_shapes(
     if groups is not None:
         _check_groups(groups, num_experts, top_k)
     if mask is not None:
-        _check_mask(mask, scores)
+        check_mask(mask, scores.shape[:-1])
 
 
 def _check_shift(shift: Tensor, num_experts: int, choose_by: Tensor | None) -> None:
@@ -288,17 +288,17 @@ def _check_groups(groups: Groups, num_experts: int, top_k: int) -> None:
         )
 
 
-def _check_mask(mask: Tensor, scores: Tensor) -> None:
+def check_mask(mask: Tensor, tokens: torch.Size) -> None:
     """Refuse a mask that is not bool, or not of the tokens' shape."""
     if mask.dtype != torch.bool:
         raise TypeError(
             f"mask must be bool, True where a token is padding, not {mask.dtype}. An "
             "attention_mask says the opposite: pass mask=attention_mask == 0"
         )
-    if mask.shape != scores.shape[:-1]:
+    if mask.shape != tokens:
         raise ValueError(
-            f"mask has shape {tuple(mask.shape)}, the scores' tokens {tuple(scores.shape[:-1])}: "
-            "they must be the same"
+            f"mask has shape {tuple(mask.shape)}, the scores' tokens {tuple(tokens)}: they must be "
+            "the same"
         )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise.routing import Groups, route
+from equipoise.routing import Groups, churn, route
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ def switched_share(
     if not scores.numel():
         return 0.0
     sets = [
-        route(scores, top_k, shift=shift, groups=groups, runner_up=False).experts.sort(-1).values
+        route(scores, top_k, shift=shift, groups=groups, runner_up=False).experts
         for shift in (before.to(scores), after.to(scores))
     ]
-    return float((sets[0] != sets[1]).any(-1).double().mean())
+    return float(churn(*sets))

@@ -54,6 +54,8 @@ class BatchEvidence(NamedTuple):
     """(E,) float64: the target loads of that sample"""
     flip_slack: float
     """how many times wider than needed the next histogram reaches"""
+    experts_per_price: int = 1
+    """above 1, tokens are counted so many times (per_device.py); pairs are of real ones"""
 
 
 def remember(state: CurvatureState, **changes: Tensor) -> CurvatureState:

@@ -58,7 +58,7 @@ def curvature_step(state: CurvatureState, evidence: BatchEvidence) -> tuple[Tens
     # variance of the gap, if tokens were independent; and as it has been, where that is more
     noise = want * (1 - want).clamp_min(0) / tokens
     usual_noise = noise * state.usual.double().clamp_min(1)
-    blurred = pairs.sum() > _BLURRED * tokens + _LEEWAY
+    blurred = pairs.sum() > _BLURRED * tokens / evidence.experts_per_price + _LEEWAY
     far = far_experts(gap, want, usual_noise) | blurred
     state, size = _batch_size(state, tokens)
     state = average_graph(state, pairs, tokens, size, forget=far.all())
@@ -75,7 +75,7 @@ def curvature_step(state: CurvatureState, evidence: BatchEvidence) -> tuple[Tens
     move, width = quantile_move(from_top, evidence.flip_want, state.width, evidence.flip_slack)
     state, move = trust_flips(state, move, far)
     step = torch.where(far, move, step.clamp(-reach, reach))
-    return step, next_bandwidth(state)._replace(width=width)
+    return step, next_bandwidth(state, evidence.experts_per_price)._replace(width=width)
 
 
 def far_experts(gap: Tensor, want: Tensor, noise: Tensor) -> Tensor:
@@ -140,12 +140,12 @@ def graph_newton_step(state: CurvatureState, gap: Tensor, slope: Tensor) -> Tens
     return solve_laplacian(graph, gap)
 
 
-def next_bandwidth(state: CurvatureState) -> CurvatureState:
+def next_bandwidth(state: CurvatureState, experts_per_price: int = 1) -> CurvatureState:
     """Margins are evenly spread near 0, so the share within a bandwidth is proportional to it.
 
     The share is the graph's, over many batches: of 64 tokens some six hesitate, and two or none by
     chance.
     """
-    density = state.graph.double().sum() / state.batches
+    density = experts_per_price * state.graph.double().sum() / state.batches
     wanted = torch.minimum(_BOUNDARY / density.clamp_min(LEAST_DIVISOR), 16.0 * state.bandwidth)
     return remember(state, bandwidth=wanted.clamp(_LEAST_BANDWIDTH, _MOST_BANDWIDTH))

@@ -134,8 +134,9 @@ class CurvatureMove(Direction):
             tokens=tokens,
             pairs=tally.parts["pairs"],
             flips=flips,
-            flip_want=target.loads(flips.sum(1).double() * target.top_k),
+            flip_want=target.loads(target.choices(flips.sum(1).double())),
             flip_slack=self.flips.slack,
+            experts_per_price=target.experts_per_price,
         )
 
 

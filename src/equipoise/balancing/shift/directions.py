@@ -39,6 +39,16 @@ class Direction(Precise, ABC):
     def build(self, num_experts: int) -> None:
         """Make the buffers this direction needs; called once, by the balancer it belongs to."""
 
+    def aim(self, target: Target) -> None:
+        """Learn the target of the balancer it belongs to; called once, after build()."""
+
+    def of_experts(self, values: Tensor) -> Tensor:
+        """(E,): what is kept for each price, as each expert has it. The same, unless experts share
+        prices (per_device.py).
+        """
+        place = self._buffers.get("place")
+        return values if place is None else values[place]
+
     def fix_sampling_stride(self, tokens: int, top_k: int, num_experts: int) -> None:
         """See Balancer.fix_sampling_stride."""
 

@@ -67,6 +67,7 @@ class Dual(Balancer):
         self.keep_buffer("rest_over", 1.0)
         for module in (direction, *self.parts):
             module.build(num_experts)
+        direction.aim(self.target)
 
     @property
     def moves_when_balanced(self) -> bool:

@@ -100,7 +100,7 @@ class QuantileMove(Direction):
     def _count_every(self, stride: int, scores: Tensor, routing: Routing, shift: Tensor) -> Tensor:
         """The histogram of every `stride`-th token."""
         runner_up, margin = runner_up_and_margin(routing)
-        scale = bins_per_distance(self.width, self.bins).to(scores.device)
+        scale = self.of_experts(bins_per_distance(self.width, self.bins)).to(scores.device)
         if routing.group_margin is None:
             return bin_distances(
                 scores, shift, runner_up, margin, routing.mask, scale, self.bins,
@@ -124,7 +124,7 @@ class QuantileMove(Direction):
     def _whole_move(self, tally: Tally, target: Target) -> tuple[Tensor, Tensor, Tensor]:
         """The move this batch alone asks for, the next widths, and how many tokens it shows."""
         from_top = counts_from_top(tally.parts[self.part])
-        want = target.loads(from_top[:, -1] * target.top_k)
+        want = target.loads(target.choices(from_top[:, -1]))
         return *quantile_move(from_top, want, self.width, self.slack), from_top[0, -1]
 
     def extra_repr(self) -> str:

@@ -27,6 +27,8 @@ CELL_COLUMNS = (
     "idle_share",
     "floor",
     "lag_one",
+    "dropped_share",
+    "sequence_violation",
 )
 """of the CSV of all cells"""
 
