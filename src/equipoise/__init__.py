@@ -56,6 +56,7 @@ _HOMES = {
     "demo": "equipoise.arena.demo",
     "doctor": "equipoise.integrations.huggingface.doctor",
     "export": "equipoise.integrations.huggingface.export",
+    "place": "equipoise.placement",
     "plan": "equipoise.experiments.plan",
     "record": "equipoise.integrations.record",
     "run_arena": "equipoise.arena.run_arena",
@@ -96,6 +97,7 @@ __all__ = [
     "kernels",
     "log_balance",
     "metrics",
+    "place",
     "plan",
     "preset",
     "record",
@@ -133,6 +135,7 @@ if TYPE_CHECKING:
     from equipoise.layers import LayerBalancer, MoE, Router, drop, step
     from equipoise.model import DeepSeekMoE
     from equipoise.optimum import Solution, evaluate, solve
+    from equipoise.placement import place
     from equipoise.report.write_report import write_report
     from equipoise.routing import (
         Groups,
