@@ -59,7 +59,7 @@ def _add_place_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exact-seconds",
         type=float,
-        default=10.0,
+        default=5.0,
         metavar="S",
         help="for the integer program of a small layer; 0: none (default: %(default)s)",
     )

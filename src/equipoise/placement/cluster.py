@@ -9,6 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
+
+from equipoise.storage.arrays import Array
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -65,6 +69,19 @@ class Cluster:
     def experts_per_group(self) -> int:
         return self.num_experts // (self.groups or 1)
 
+    def allows(self, slots: Array) -> bool:
+        """Whether slots (D, S) are a placement here: every expert somewhere, no doubles where they
+        must be distinct, groups within nodes where they are kept.
+        """
+        whole = len(np.unique(slots)) == self.num_experts
+        doubles = any(len(set(device)) < len(device) for device in slots.tolist())
+        return whole and self._keeps_groups(slots) and not (self.distinct and doubles)
+
+    def _keeps_groups(self, slots: Array) -> bool:
+        nodes = (slots // self.experts_per_group).reshape(self.nodes, -1)
+        kept = sum(len(np.unique(node)) for node in nodes) == self.groups
+        return kept or not self.hierarchical
+
     def _check_sizes(self) -> None:
         for name in ("num_experts", "devices", "nodes"):
             if getattr(self, name) < 1:
@@ -89,11 +106,16 @@ class Cluster:
                 f"{self.slots} slots, which {self.devices} devices cannot share equally: "
                 f"use redundant {self._redundant_that_fit(over)}"
             )
-        if self.distinct and self.redundant > self.num_experts * (self.reach - 1):
+        if self.distinct and not self.fits:
             raise ValueError(
                 f"{self.redundant} redundant copies are more than {self.num_experts} experts can "
                 f"have on {self.reach} devices without two of one expert on one: use fewer"
             )
+
+    @property
+    def fits(self) -> bool:
+        """Whether every copy finds a device without one of its expert, if that is asked for."""
+        return self.slots <= self.num_experts * self.reach or not self.distinct
 
     @property
     def reach(self) -> int:

@@ -29,6 +29,7 @@ def change_copy(state: SearchState, cost: float) -> bool:
     if state.copies.max() == 1:
         return False
     heavy = np.argsort(-state.pieces.sum(1))[:CANDIDATES]
+    order = _falling_devices(state.held)
     best, best_device, best_place, best_expert = cost * (1 - LEAST_GAIN), -1, -1, -1
     for device in range(state.slots.shape[0]):
         for place in range(state.slots.shape[1]):
@@ -37,7 +38,7 @@ def change_copy(state: SearchState, cost: float) -> bool:
             for expert in heavy:
                 if not _may_come(state, device, place, expert):
                     continue
-                after = _fullest_with_copy(state, device, state.slots[device, place], expert)
+                after = _fullest_with_copy(state, order, device, place, expert)
                 if after < best:
                     best, best_device, best_place, best_expert = after, device, place, expert
     if best_device < 0:
@@ -69,19 +70,39 @@ def _may_come(state: SearchState, device: int, place: int, expert: int) -> bool:
 
 
 @search_kernel
-def _fullest_with_copy(state: SearchState, where: int, old: int, new: int) -> float:
-    """The sum of fullest devices if device `where` has `new` in a slot of `old`."""
-    devices, batches = state.held.shape
-    fullest = np.zeros(batches)
-    for device in range(devices):
+def _falling_devices(held: Array) -> Array:
+    """(B, D): the devices of each batch, the fullest first."""
+    order = np.empty((held.shape[1], held.shape[0]), np.int64)
+    for b in range(len(order)):
+        order[b] = np.argsort(-held[:, b])
+    return order
+
+
+@search_kernel
+def _fullest_with_copy(state: SearchState, order: Array, where: int, place: int, new: int) -> float:
+    """The sum of fullest devices if a slot held `new`. Only devices that hold the old or the new
+    expert change; of the others the fullest counts, which is the first of `order` among them.
+    """
+    old = state.slots[where, place]
+    fullest, changed = np.zeros(len(order)), np.zeros(len(state.held), np.bool_)
+    for device in range(len(state.held)):
         here = int(device == where)
         olds, news = _count(state.slots[device], old), _count(state.slots[device], new)
-        of_old = (olds - here) / (state.copies[old] - 1) - olds / state.copies[old]
-        of_new = (news + here) / (state.copies[new] + 1) - news / state.copies[new]
-        for b in range(batches):
-            change = of_old * state.loads[old, b] + of_new * state.loads[new, b]
-            fullest[b] = max(fullest[b], state.held[device, b] + change)
-    return fullest.sum()
+        changed[device] = olds + news > 0
+        if changed[device]:
+            of_old = (olds - here) / (state.copies[old] - 1) - olds / state.copies[old]
+            of_new = (news + here) / (state.copies[new] + 1) - news / state.copies[new]
+            for b in range(len(order)):
+                change = of_old * state.loads[old, b] + of_new * state.loads[new, b]
+                fullest[b] = max(fullest[b], state.held[device, b] + change)
+    total = 0.0
+    for b in range(len(order)):
+        first = 0
+        while first < len(changed) and changed[order[b, first]]:
+            first += 1
+        other = state.held[order[b, first], b] if first < len(changed) else 0.0
+        total += max(fullest[b], other)
+    return total
 
 
 @search_kernel

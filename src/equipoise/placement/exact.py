@@ -27,7 +27,7 @@ from equipoise.placement.cluster import Cluster
 from equipoise.placement.device_loads import even_load, fullest_device
 from equipoise.storage.arrays import Array
 
-MOST_CHOICES, MOST_BATCHES = 128, 32
+MOST_CHOICES, MOST_BATCHES = 96, 32
 """D E c and B of a layer that is still small: HiGHS then takes seconds"""
 PROVED = 1e-6
 """relative distance to HiGHS's bound that counts as none: its tolerances are of that size"""

@@ -10,6 +10,7 @@ cheapest of all these on the recorded batches is taken, so it is never worse tha
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable
@@ -28,14 +29,15 @@ from equipoise.placement.exact import PROVED, is_small, solve_exactly
 from equipoise.placement.recorded_loads import RecordedLoads
 from equipoise.placement.result import LayerPlacement, Placement
 from equipoise.placement.search import search_slots
-from equipoise.placement.starts import starting_slots
+from equipoise.placement.starts import rival_slots, spread_slots, starting_slots
 from equipoise.selection.threads import run_in_parts
 from equipoise.storage.arrays import Array
 
-SEARCH_BATCHES = 128
-"""that the search looks at, spread over all; what it finds is judged on all"""
-DESCENTS = 4
-"""how often the search begins again after a kick"""
+SEARCH_SIZE, MOST_BATCHES_SEARCHED = 32_768, 256
+"""slots times batches that the search looks at, spread over all; what it finds is judged on all"""
+KICKED_WORK = 100_000
+"""slots times (batches + devices) times kicks, about: small layers are searched longer"""
+FEWEST_KICKS, MOST_KICKS = 2, 64
 
 
 def place(
@@ -46,7 +48,7 @@ def place(
     redundant: int = 0,
     groups: int | None = None,
     distinct: bool = False,
-    exact_seconds: float = 10.0,
+    exact_seconds: float = 5.0,
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> Placement:
@@ -70,10 +72,10 @@ def place(
         progress: called with a line of text now and then.
 
     Example:
-        >>> loads = np.array([[[9, 1, 1, 1]], [[1, 1, 1, 9]]])
+        >>> loads = np.array([[[9, 1, 9, 1]], [[1, 9, 1, 9]]])
         >>> found = place(loads, devices=2)
         >>> found.layers[0].cost, found.layers[0].rival_cost
-        (10.0, 10.0)
+        (10.0, 18.0)
     """
     start, say = time.perf_counter(), progress or (lambda line: None)
     recorded = RecordedLoads.of(trace)
@@ -120,17 +122,41 @@ class _LayerSearch:
         return self._judged(loads, layer.layer, layer.slots, layer.rival_slots)
 
     def _place_layer(self, loads: Array, name: str) -> LayerPlacement:
-        starts = starting_slots(loads, self.cluster)
-        few = loads[_spread_over(len(loads), SEARCH_BATCHES)]
-        found = [self._searched(few, slots) for slots in starts]
-        best = min([*starts, *found], key=lambda slots: fullest_device(loads, slots))
+        rival = rival_slots(loads, self.cluster)
+        found = self._search_all(self._searched_batches(loads), rival)
+        allowed = [self.linear] if self.cluster.allows(self.linear) else []
+        best = min([rival, *allowed, *found], key=lambda slots: fullest_device(loads, slots))
         bound = 0.0
         if self.exact_seconds > 0 and is_small(len(loads), self.cluster):
             best, bound = solve_exactly(loads, best, self.cluster, self.exact_seconds)
-        return self._judged(loads, name, best, starts[0], bound)
+        return self._judged(loads, name, best, rival, bound)
 
-    def _searched(self, loads: Array, slots: Array) -> Array:
-        return search_slots(loads, slots, self.cluster, descents=DESCENTS, seed=self.seed)
+    def _searched_batches(self, loads: Array) -> Array:
+        """At most as many batches as the search looks at, evenly over all."""
+        most = min(MOST_BATCHES_SEARCHED, max(1, SEARCH_SIZE // self.cluster.slots), len(loads))
+        return loads[np.unique(np.linspace(0, len(loads) - 1, most).round().astype(int))]
+
+    def _search_all(self, loads: Array, rival: Array) -> list[Array]:
+        """What each start leads to, and what kicks make of the best of them."""
+        starts = [(self.cluster, slots) for slots in starting_slots(loads, rival, self.cluster)]
+        if self._apart != self.cluster:
+            # with fewer ways to go the descent is misled less often
+            single = rival_slots(loads, self._apart)
+            starts.append((self._apart, spread_slots(loads, single, self._apart)))
+        found = [self._searched(loads, slots, cluster) for cluster, slots in starts]
+        best = min(found, key=lambda slots: fullest_device(loads, slots))
+        kicks = KICKED_WORK // (self.cluster.slots * (len(loads) + self.cluster.devices))
+        kicks = min(MOST_KICKS, max(FEWEST_KICKS, kicks))
+        return [*found, self._searched(loads, best, self.cluster, kicks)]
+
+    def _searched(self, loads: Array, slots: Array, cluster: Cluster, kicks: int = 0) -> Array:
+        return search_slots(loads, slots, cluster, descents=kicks, seed=self.seed)
+
+    @property
+    def _apart(self) -> Cluster:
+        """The same devices without two copies of one expert on any, if that can be."""
+        apart = dataclasses.replace(self.cluster, distinct=True)
+        return apart if self.cluster.redundant and apart.fits else self.cluster
 
     def _judged(
         self, loads: Array, name: str, slots: Array, rival: Array, bound: float = 0.0
@@ -148,8 +174,3 @@ class _LayerSearch:
             bound=bound,
             proved=cost <= bound * (1 + PROVED),
         )
-
-
-def _spread_over(number: int, most: int) -> Array:
-    """Indices of at most so many, evenly over all."""
-    return np.unique(np.linspace(0, number - 1, min(number, most)).round().astype(int))

@@ -10,12 +10,11 @@ from equipoise.placement.eplb import eplb_slots
 from equipoise.storage.arrays import Array
 
 
-def starting_slots(loads: Array, cluster: Cluster) -> list[Array]:
-    """(D, S) each: EPLB's placement first, then the same copies spread by all batches; from loads
-    (B, E). Where copies must be distinct both are.
+def starting_slots(loads: Array, rival: Array, cluster: Cluster) -> list[Array]:
+    """(D, S) each: EPLB's placement, and the same copies packed with an eye on all batches; from
+    loads (B, E).
     """
-    rival = rival_slots(loads, cluster)
-    return [rival, _spread_within_nodes(loads, rival, cluster)]
+    return [rival, spread_slots(loads, rival, cluster)]
 
 
 def rival_slots(loads: Array, cluster: Cluster) -> Array:
@@ -23,10 +22,10 @@ def rival_slots(loads: Array, cluster: Cluster) -> Array:
     return _parted(eplb_slots(loads.mean(0), cluster), cluster)
 
 
-def _spread_within_nodes(loads: Array, slots: Array, cluster: Cluster) -> Array:
-    """Pack the copies of each node anew, or of all devices where experts may go anywhere."""
+def spread_slots(loads: Array, slots: Array, cluster: Cluster) -> Array:
+    """(D, S): the copies packed anew: those of each node, or all where experts may go anywhere."""
     pieces = loads_of_pieces(loads, copies_of_experts(slots, cluster.num_experts)).T
-    spread = [_spread_slots(pieces, part) for part in _parts(slots, cluster)]
+    spread = [_packed_by_batches(pieces, part) for part in _parts(slots, cluster)]
     return _parted(np.concatenate(spread), cluster)
 
 
@@ -35,7 +34,7 @@ def _parts(slots: Array, cluster: Cluster) -> list[Array]:
     return [slots[n : n + cluster.reach] for n in range(0, cluster.devices, cluster.reach)]
 
 
-def _spread_slots(pieces: Array, slots: Array) -> Array:
+def _packed_by_batches(pieces: Array, slots: Array) -> Array:
     """(D, S): the same copies packed anew, heaviest first, each to the device where the sum over
     batches of the fullest device grows least, then where the load is least; pieces (E, B).
     """

@@ -1,7 +1,7 @@
 """What the kernels of the local search work on, and the sums they share.
 
-numba keeps compiled kernels by the file of the caller: after a change here, touch the files that
-call it (swaps, copies, search), or they run with the old one.
+numba keeps compiled kernels by the text of the caller's file: after a change here, in swaps.py or
+in copies.py delete __pycache__/search*.nb*, or the search runs with the old kernels.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from equipoise.storage.arrays import Array
 LEAST_GAIN = 1e-9
 """of the cost, that a move must save: rounding alone saves nothing"""
 
-search_kernel = numba.njit(cache=True, nogil=True, error_model="numpy")
+# sums may be taken in any order, which lets them be taken four at a time
+search_kernel = numba.njit(
+    cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nnan", "nsz"}
+)
 
 
 class SearchState(NamedTuple):
