@@ -63,6 +63,7 @@ _HOMES = {
     "demo": "equipoise.arena.demo",
     "doctor": "equipoise.integrations.huggingface.doctor",
     "export": "equipoise.integrations.huggingface.export",
+    "place": "equipoise.placement",
     "plan": "equipoise.experiments.plan",
     "policy_mismatch": "equipoise.attach.replay.policy_mismatch",
     "record": "equipoise.integrations.record",
@@ -111,6 +112,7 @@ __all__ = [
     "load_metrics",
     "log_balance",
     "metrics",
+    "place",
     "plan",
     "policy_mismatch",
     "preset",
@@ -153,6 +155,7 @@ if TYPE_CHECKING:
     from equipoise.layers import LayerBalancer, MoE, Router, drop, step
     from equipoise.model import DeepSeekMoE
     from equipoise.optimum import Solution, evaluate, solve
+    from equipoise.placement import place
     from equipoise.report.write_report import write_report
     from equipoise.routing import (
         Groups,

@@ -31,6 +31,7 @@ def prepared(tmp_path_factory):
         np.save("scores.npy", rng.random((120, 12), dtype=np.float32))
         save_file({"layer3": rng.random((120, 12), dtype=np.float32)}, "layers.safetensors")
         np.save("shift.npy", np.zeros(12))
+        np.save("loads.npy", rng.integers(1, 99, (6, 2, 8)))
         changes = {"balancer": "deepseek", "update_rate": 1e-3, "trace_scores": 64, "steps": 30}
         train(small_config("my_texts", out="runs/a", trace_every=1, **changes))
         shutil.copytree("runs/a/trace", "run/trace")

@@ -25,6 +25,12 @@ ON_THE_COMMAND_LINE_ONLY = {
         "name": "of an array in the file",
         "out": "Python has the solution itself",
     },
+    "place": {
+        "device_hours": "what is shown: Placement.rows in Python",
+        "out": "Placement.save in Python",
+        "model_layers": "an argument of Placement.save in Python",
+        "picture": "drawn: placement.picture.draw_placement in Python",
+    },
     "verify": {"details": "what is shown"},
     "compare": {"search": "what is shown"},
     "sweep": {"dry_run": "what is shown: read_grid(...).trials(...) in Python"},

@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "src" / "equipoise"
 THEORY = {"storage", "trace", "results", "report", "optimum", "expected", "theorems", "watch"}
-THEORY |= {"drawing", "selection"}
+THEORY |= {"drawing", "selection", "placement"}
 PRACTICE = {"routing", "balancing", "layers", "model", "training", "attach"}
 
 # room -> the rooms it may import
@@ -22,6 +22,7 @@ BELOW = {
     "optimum": {"storage", "selection"},
     "expected": {"storage", "optimum"},
     "theorems": {"storage", "trace", "optimum", "expected"},
+    "placement": {"storage", "trace", "drawing", "selection"},
     "routing": {"storage", "selection"},
     "tracking": {"storage", "drawing", "routing"},
     "balancing": {"storage", "routing"},

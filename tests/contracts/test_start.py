@@ -46,6 +46,7 @@ def test_the_list_of_verbs_loads_nothing(words):
         (["plan", "deepseekmoe-3b", "--gpus", "16", "--parallel", "fsdp", "--json"], "gpu_hours"),
         (["report", "nowhere"], "nowhere"),
         (["compare", "--help"], "--schemes"),
+        (["place", "--help"], "--redundant"),
     ],
 )
 def test_what_needs_no_tensors_loads_no_torch(words, said, tmp_path):

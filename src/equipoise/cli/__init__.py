@@ -21,6 +21,7 @@ from equipoise.cli.config_file import VerbParser
 from equipoise.cli.demo import DEMO
 from equipoise.cli.doctor import DOCTOR
 from equipoise.cli.export import EXPORT
+from equipoise.cli.place import PLACE
 from equipoise.cli.plan import PLAN
 from equipoise.cli.record import RECORD
 from equipoise.cli.report import REPORT
@@ -43,6 +44,7 @@ VERBS = (
     VERIFY,
     TRAIN,
     PLAN,
+    PLACE,
     COMPARE,
     SWEEP,
     REPORT,
