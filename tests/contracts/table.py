@@ -64,6 +64,8 @@ _LISTED = [
     Row("aux", moves=False),
     Row("aux", {"scope": "global", "target": UNEQUAL}, moves=False),
     Row("z_loss", moves=False),
+    Row("phi", moves=False),
+    Row("phi", {"potential": "euclidean", "target": UNEQUAL}, moves=False),
     # so few tokens that it looks at every one
     Row("curvature", {"target": UNEQUAL}, moves_when_balanced=True, solves=True),
 ]

@@ -132,9 +132,20 @@ class Balancer(Precise, ABC):
                 f"this routing is over {loads.shape[0]} experts, the balancer over "
                 f"{self.num_experts}"
             )
-        return Tally(
-            loads=loads, forwards=loads.unsqueeze(0), step=self.steps.to(loads.device, copy=True)
-        )
+        counted: dict[str, Tensor] = {}
+        for penalty in self.penalties:
+            assert isinstance(penalty, Penalty)
+            counted |= penalty.count(scores, routing)
+        step = self.steps.to(loads.device, copy=True)
+        return Tally(loads=loads, forwards=loads.unsqueeze(0), step=step, parts=counted)
+
+    def penalty_part_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of what the carried penalties add to a tally, by name."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for penalty in self.penalties:
+            assert isinstance(penalty, Penalty)
+            shapes |= penalty.part_shapes(self.num_experts)
+        return shapes
 
     def empty_tally(self) -> Tally:
         """The tally of no tokens at all: of a layer that rests while others are counted."""

@@ -14,7 +14,7 @@ from equipoise.balancing.batch.bip import BIP
 from equipoise.balancing.batch.expert_choice import ExpertChoice
 from equipoise.balancing.batch.sinkhorn import Sinkhorn
 from equipoise.balancing.batch.truncated_auction import TruncatedAuction
-from equipoise.balancing.penalties import AuxiliaryLoss, ZLoss
+from equipoise.balancing.penalties import AuxiliaryLoss, PhiLoss, ZLoss
 from equipoise.balancing.shift import step_sizes
 from equipoise.balancing.shift.curvature import CurvatureMove
 from equipoise.balancing.shift.directions import LoadGap
@@ -243,6 +243,25 @@ def aux(
     Qwen3 uses the scope "global".
     """
     return none(num_experts, top_k, target=target).carry(AuxiliaryLoss(coefficient, scope, target))
+
+
+@method(kind="penalty", needs="scores", rate="coefficient")
+def phi(
+    num_experts: int,
+    top_k: int,
+    *,
+    coefficient: float = 1e-3,
+    potential: str = "entropy",
+    eta: float = 0.1,
+    target: Weights = None,
+) -> Balancer:
+    """No shift: coefficient * <p, grad phi(m)> is added to the loss; m <- (1 - eta) m + eta p.
+
+    p is the mean soft routing (arXiv 2605.15403); "entropy" or "euclidean".
+    """
+    return none(num_experts, top_k, target=target).carry(
+        PhiLoss(coefficient, potential, eta, target)
+    )
 
 
 @method(kind="penalty", needs="scores", rate="coefficient")

@@ -119,6 +119,8 @@ class Dual(Balancer):
     def _check_tally(self, tally: Tally) -> Tally:
         tally = super()._check_tally(tally)
         mine = self.direction.part_shapes(self.num_experts)
+        if mine is not None:
+            mine = mine | self.penalty_part_shapes()
         theirs = {name: tuple(part.shape) for name, part in tally.parts.items()}
         if mine is not None and mine != theirs:
             raise ValueError(
