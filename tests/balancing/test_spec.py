@@ -28,6 +28,7 @@ def test_kind_and_needs_are_those_of_the_balancer(spec):
     needs = "runner-up" if made.needs_runner_up else "scores" if made.needs_scores else "loads"
     assert (spec.kind, spec.needs) == (kind_of(made), needs)
     assert spec.causal is isinstance(made, Dual)
+    assert spec.within_sequences is made.uses_sequences
 
 
 @every_method

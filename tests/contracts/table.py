@@ -29,6 +29,10 @@ class Row:
     """
     solves: bool = False
     """a sum over experts in another order rounds otherwise, in the last digit"""
+    rounds: bool = False
+    """its scores are lowered by quantiles, so that sums with a shift round in the last digit"""
+    follows: bool = False
+    """flat scores are sequences of 8 tokens: cuts must fall between them, and none be left out"""
     moves: bool = True
     """whether unbalanced loads move its shift"""
 
@@ -66,6 +70,14 @@ _LISTED = [
     Row("z_loss", moves=False),
     Row("phi", moves=False),
     Row("phi", {"potential": "euclidean", "target": UNEQUAL}, moves=False),
+    Row("moving_quantile", {"sequence_length": 1}, moves_when_balanced=True, rounds=True),
+    Row(
+        "moving_quantile",
+        {"sequence_length": 8, "strength": 1.0, "target": UNEQUAL},
+        moves_when_balanced=True,
+        rounds=True,
+        follows=True,
+    ),
     # so few tokens that it looks at every one
     Row("curvature", {"target": UNEQUAL}, moves_when_balanced=True, solves=True),
 ]

@@ -68,6 +68,16 @@ class Balancer(Precise, ABC):
         """
         return not self.penalties
 
+    @property
+    def sequences_are_independent(self) -> bool:
+        """The same of whole sequences: a forward can be cut between them."""
+        return self.tokens_are_independent
+
+    @property
+    def uses_sequences(self) -> bool:
+        """Whether a token's experts depend on the tokens before it in its sequence."""
+        return False
+
     def __init_subclass__(cls, **more: object) -> None:
         """A balancer of one's own that still has an old name would be passed over silently."""
         super().__init_subclass__(**more)
@@ -108,10 +118,23 @@ class Balancer(Precise, ABC):
 
         Methods that cannot express their choice in scores override it.
         """
+        terms = self._choice_terms(scores)
+        return self._route_by(terms, scores, groups, mask, renormalize, scale)
+
+    def _route_by(
+        self,
+        terms: dict[str, Tensor],
+        scores: Tensor,
+        groups: Groups | tuple[int, int] | None,
+        mask: Tensor | None,
+        renormalize: bool,
+        scale: float,
+    ) -> Routing:
+        """`equipoise.route` by these terms: shift or choose_by."""
         return route(
             scores,
             self.top_k,
-            **self._choice_terms(scores),
+            **terms,
             groups=groups,
             mask=mask,
             renormalize=renormalize,

@@ -20,6 +20,7 @@ from equipoise.balancing.shift.curvature import CurvatureMove
 from equipoise.balancing.shift.directions import LoadGap
 from equipoise.balancing.shift.dual import Dual
 from equipoise.balancing.shift.geometry import hypentropy, price_simplex
+from equipoise.balancing.shift.moving_quantile import MovingQuantile
 from equipoise.balancing.shift.parts import EMA, AdaGrad, Center, Scale, Sign, Tanh
 from equipoise.balancing.shift.quantile import QuantileMove
 from equipoise.balancing.spec import method
@@ -227,6 +228,34 @@ def curvature(
     Equipoise's own: docs/curvature.md.
     """
     return Dual(num_experts, top_k, CurvatureMove(stride), [Center()], target=target)
+
+
+@method(
+    kind="shift",
+    needs="runner-up",
+    rate="strength",
+    rates_to_try=(0.1, 0.3, 1.0),
+    within_sequences=True,
+)
+def moving_quantile(
+    num_experts: int,
+    top_k: int,
+    *,
+    strength: float = 0.3,
+    decay: float = 0.99,
+    bins: int = 100,
+    reach: float = 1.0,
+    sequence_length: int | None = None,
+    target: Weights = None,
+) -> Dual:
+    """`quantile` on s - strength beta, beta each expert's own quantile along the sequence so far.
+
+    Moving quantile balancing (Su 2026): even loads within sequences too.
+    """
+    moving = MovingQuantile(
+        strength, decay=decay, bins=bins, reach=reach, sequence_length=sequence_length
+    )
+    return quantile(num_experts, top_k, target=target).within_sequences(moving)
 
 
 @method(kind="penalty", needs="scores", rate="coefficient")
