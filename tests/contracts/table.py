@@ -48,6 +48,10 @@ class Row:
 # apply is in test_solvers.py.
 SOLVERS = [Row(spec.name) for spec in method_specs("batch solver")]
 
+# A token has as many experts as want it: laws about K, about a shift that may drift by a constant
+# and about cuts into other shapes do not apply. What does apply is in test_thresholds.py.
+THRESHOLDS = [Row(spec.name) for spec in method_specs("threshold")]
+
 UNEQUAL = [2.0] * 4 + [1.0] * 12
 
 _LISTED = [

@@ -14,6 +14,7 @@ from tests.contracts.table import (
     NUM_TOKENS,
     ROWS,
     SOLVERS,
+    THRESHOLDS,
     TOP_K,
     assert_same_state,
     assert_same_tally,
@@ -32,7 +33,7 @@ def scores():
 
 
 def test_table_is_complete():
-    assert {row.name for row in ROWS + SOLVERS} == set(equipoise.balancers())
+    assert {row.name for row in ROWS + SOLVERS + THRESHOLDS} == set(equipoise.balancers())
 
 
 @every_balancer

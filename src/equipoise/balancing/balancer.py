@@ -219,12 +219,16 @@ class Balancer(Precise, ABC):
                 ".train() first if this is a training step"
             )
         tally = self._check_tally(tally)
-        some = tally.loads.sum() > 0
+        some = self._has_tokens(tally)
         if not is_readable(some):
             self._learn_where(some, tally)
         elif some:
             self._learn(tally)
         self.steps += 1
+
+    def _has_tokens(self, tally: Tally) -> Tensor:
+        """(): whether a tally counted any token."""
+        return tally.loads.sum() > 0
 
     def _learn(self, tally: Tally) -> None:
         """Move the state and the penalties' by a tally that was checked."""

@@ -25,6 +25,7 @@ from equipoise.balancing.shift.parts import EMA, AdaGrad, Center, Scale, Sign, T
 from equipoise.balancing.shift.quantile import QuantileMove
 from equipoise.balancing.spec import method
 from equipoise.balancing.target import Target, Weights
+from equipoise.balancing.threshold import Threshold
 
 
 @method(kind="shift", needs="loads", arena_default=True)
@@ -358,3 +359,25 @@ def expert_choice(num_experts: int, top_k: int, *, target: Weights = None) -> Ba
     Leaks the future in a decoder; greedy in evaluation.
     """
     return ExpertChoice(num_experts, top_k, target=target)
+
+
+@method(
+    kind="threshold",
+    needs="scores",
+    rate="ema",
+    rates_to_try=(0.1, 1.0),
+    rate_is_share=True,
+)
+def threshold(
+    num_experts: int,
+    top_k: int,
+    *,
+    ema: float = 0.9,
+    most: int | None = None,
+    target: Weights = None,
+) -> Balancer:
+    """An expert takes every token that scores above beta; beta = ema beta + (1 - ema) its quantile.
+
+    A token has K experts on average, and at most `most` (arXiv 2603.11535).
+    """
+    return Threshold(num_experts, top_k, ema=ema, most=most, target=target)

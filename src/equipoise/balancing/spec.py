@@ -23,7 +23,7 @@ from equipoise.storage.suggestions import did_you_mean
 if TYPE_CHECKING:
     from equipoise.balancing.balancer import Balancer
 
-Kind = Literal["shift", "penalty", "batch solver"]
+Kind = Literal["shift", "penalty", "batch solver", "threshold"]
 Needs = Literal["loads", "scores", "runner-up"]
 
 _REGISTRY: dict[str, MethodSpec] = {}
@@ -37,7 +37,9 @@ class MethodSpec:
     constructor: Callable[..., Balancer]
     """(num_experts, top_k, **options) to a balancer"""
     kind: Kind
-    """what it acts by: a shift of the scores, a term of the loss, or a solution of each batch"""
+    """what it acts by: a shift of the scores, a term of the loss, a solution of each batch, or a
+    threshold per expert, which leaves open how many experts a token has
+    """
     needs: Needs
     """what its tally looks at: loads alone, the scores too, or also each token's (K+1)-th choice"""
     rate: str | None = None
