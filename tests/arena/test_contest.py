@@ -66,6 +66,24 @@ def test_figures_follow_from_the_series(results):
     assert list(cell.summary_row()) == list(SUMMARY_KEYS)
 
 
+def test_sequences_are_followed_where_a_stream_has_them():
+    """Stronger: the more even a sequence is, the less affinity is kept. The cell knows the block,
+    and has no regret, which is of shifts alone.
+    """
+    stream = dataclasses.replace(
+        catalogue.SYNTHETIC["thin-sequences"], steps=6, score="sigmoid", name="short"
+    )
+    cells = plan_cells([stream], ["moving_quantile"], [1e-9, 1.0])
+    weak, strong = contest(cells, workers=1)
+    assert strong.affinity_kept < weak.affinity_kept
+    assert weak.regret is None
+    assert cells[0].make_balancer().moving.sequence_length == stream.block
+    with pytest.raises(ValueError, match="follows sequences, and small has none of one length"):
+        plan_cells([SMALL], ["moving_quantile"])
+    with pytest.raises(ValueError, match="must see every token of a sequence"):
+        plan_cells([stream], ["moving_quantile"], tally_every=2)
+
+
 def test_the_lag_one_limit_is_the_batch_before(results):
     """By hand: the optimum of each of the last batches, on the batch after it."""
     seen = []

@@ -1,10 +1,13 @@
 """What methods say of themselves is true, and a wrong entry is refused when it is registered."""
 
+from typing import get_args
+
 import pytest
 
 from equipoise.balancing import Dual, balancers, method_spec, method_specs
 from equipoise.balancing import spec as specs
 from equipoise.balancing.spec import method
+from equipoise.balancing.threshold import Threshold
 
 every_method = pytest.mark.parametrize("spec", method_specs(), ids=lambda spec: spec.name)
 
@@ -17,6 +20,8 @@ def registry(monkeypatch):
 
 
 def kind_of(made):
+    if isinstance(made, Threshold):
+        return "threshold"
     if not isinstance(made, Dual):
         return "batch solver"
     return "penalty" if made.penalties else "shift"
@@ -27,7 +32,8 @@ def test_kind_and_needs_are_those_of_the_balancer(spec):
     made = spec.make(8, 2)
     needs = "runner-up" if made.needs_runner_up else "scores" if made.needs_scores else "loads"
     assert (spec.kind, spec.needs) == (kind_of(made), needs)
-    assert spec.causal is isinstance(made, Dual)
+    assert spec.causal is isinstance(made, Dual | Threshold)
+    assert spec.within_sequences is made.uses_sequences
 
 
 @every_method
@@ -69,7 +75,7 @@ def test_the_papers_u_is_a_weight_or_a_step():
 
 
 def test_kinds_share_out_the_methods():
-    kinds = [method_specs(kind) for kind in ("shift", "penalty", "batch solver")]
+    kinds = [method_specs(kind) for kind in get_args(specs.Kind)]
     assert sorted(spec.name for kind in kinds for spec in kind) == sorted(balancers())
 
 
@@ -87,7 +93,7 @@ def test_one_entry_is_a_method(registry):
     [
         (
             {"kind": "price", "needs": "loads"},
-            "kind is one of shift, penalty, batch solver, not 'p",
+            "kind is one of shift, penalty, batch solver, threshold, not 'p",
         ),
         ({"kind": "shift", "needs": "load"}, "needs one of loads, scores, runner-up, not 'load'"),
         ({"kind": "shift", "needs": "loads", "rate": "u"}, "its options are update_rate"),

@@ -29,6 +29,10 @@ class Row:
     """
     solves: bool = False
     """a sum over experts in another order rounds otherwise, in the last digit"""
+    rounds: bool = False
+    """its scores are lowered by quantiles, so that sums with a shift round in the last digit"""
+    follows: bool = False
+    """flat scores are sequences of 8 tokens: cuts must fall between them, and none be left out"""
     moves: bool = True
     """whether unbalanced loads move its shift"""
     blocks: bool = False
@@ -47,6 +51,10 @@ class Row:
 # of a batch is solved on its own, so neither do those about micro-batches and ranks. What does
 # apply is in test_solvers.py.
 SOLVERS = [Row(spec.name) for spec in method_specs("batch solver")]
+
+# A token has as many experts as want it: laws about K, about a shift that may drift by a constant
+# and about cuts into other shapes do not apply. What does apply is in test_thresholds.py.
+THRESHOLDS = [Row(spec.name) for spec in method_specs("threshold")]
 
 UNEQUAL = [2.0] * 4 + [1.0] * 12
 
@@ -76,6 +84,16 @@ _LISTED = [
     Row("aux", moves=False),
     Row("aux", {"scope": "global", "target": UNEQUAL}, moves=False),
     Row("z_loss", moves=False),
+    Row("phi", moves=False),
+    Row("phi", {"potential": "euclidean", "target": UNEQUAL}, moves=False),
+    Row("moving_quantile", {"sequence_length": 1}, moves_when_balanced=True, rounds=True),
+    Row(
+        "moving_quantile",
+        {"sequence_length": 8, "strength": 1.0, "target": UNEQUAL},
+        moves_when_balanced=True,
+        rounds=True,
+        follows=True,
+    ),
     # so few tokens that it looks at every one
     Row("curvature", {"target": UNEQUAL}, moves_when_balanced=True, solves=True),
 ]

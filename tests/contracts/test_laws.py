@@ -14,6 +14,7 @@ from tests.contracts.table import (
     NUM_TOKENS,
     ROWS,
     SOLVERS,
+    THRESHOLDS,
     TOP_K,
     assert_same_state,
     assert_same_tally,
@@ -32,7 +33,7 @@ def scores():
 
 
 def test_table_is_complete():
-    assert {row.name for row in ROWS + SOLVERS} == set(equipoise.balancers())
+    assert {row.name for row in ROWS + SOLVERS + THRESHOLDS} == set(equipoise.balancers())
 
 
 @every_balancer
@@ -51,8 +52,10 @@ def test_a_constant_changes_nothing(row, scores):
     there.shift.copy_(exact_shift() + 0.5)
     (routing, tally), (other_routing, other_tally) = forward(here, scores), forward(there, scores)
     for mine, theirs in zip(routing, other_routing, strict=True):
-        assert mine is theirs is None or torch.equal(mine, theirs)
-    assert_same_tally(tally, other_tally)
+        exact = mine is None or not mine.is_floating_point() or not row.rounds
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0 if exact else 1e-6)
+    if not row.rounds:
+        assert_same_tally(tally, other_tally)
 
 
 # a target names experts: those rows are in test_relabelling_with_targets
@@ -105,11 +108,12 @@ def test_loads_sum_to_real_tokens(row, scores):
     mask = torch.arange(NUM_TOKENS) % 3 == 0
     routing, tally = forward(row.make(), scores, mask)
     assert tally.loads.sum() == TOP_K * (~mask).sum()
-    without_padding, _ = forward(row.make(), scores[~mask])
-    assert torch.equal(routing.loads, without_padding.loads)
+    if not row.follows:
+        without_padding, _ = forward(row.make(), scores[~mask])
+        assert torch.equal(routing.loads, without_padding.loads)
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if not row.samples], ids=str)
+@pytest.mark.parametrize("row", [row for row in ROWS if not (row.samples or row.follows)], ids=str)
 def test_padding_is_in_no_tally(row, scores):
     mask = torch.arange(NUM_TOKENS) % 3 == 0
     _, with_padding = forward(row.make(), scores, mask)
@@ -148,7 +152,7 @@ def test_micro_batches_equal_the_batch(row, scores):
     train(whole, 2)
     train(parts, 2)
     _, tally = forward(whole, scores)
-    cuts = [48, 8, 104] if row.samples else [50, 1, 109]
+    cuts = [48, 8, 104] if row.samples or row.follows else [50, 1, 109]
     summed = sum(forward(parts, part)[1] for part in scores.split(cuts))
     assert_same_tally(summed, tally)
     assert torch.equal(summed.forwards.sum(0), tally.loads)

@@ -16,6 +16,7 @@ from tests.contracts.table import (
     NUM_EXPERTS,
     ROWS,
     SOLVERS,
+    THRESHOLDS,
     TOP_K,
     assert_same_state,
     exact_scores,
@@ -23,7 +24,7 @@ from tests.contracts.table import (
     train,
 )
 
-ALL = [*ROWS, *SOLVERS]
+ALL = [*ROWS, *SOLVERS, *THRESHOLDS]
 
 
 @contextmanager

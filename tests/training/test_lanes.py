@@ -18,8 +18,9 @@ from equipoise.training.trainer import Trainer
 from tests.training.micro import rows, without_times
 
 CPU = World(0, 1, torch.device("cpu"))
-TOGETHER = [spec.name for spec in method_specs() if spec.kind != "shift"]
-APART = [spec.name for spec in method_specs("shift")]
+CUTTABLE = {spec.name: spec.make(8, 2).sequences_are_independent for spec in method_specs()}
+TOGETHER = [name for name, cuttable in CUTTABLE.items() if not cuttable]
+APART = [name for name, cuttable in CUTTABLE.items() if cuttable]
 
 
 def trainer(config, **changes):

@@ -94,7 +94,23 @@ class Cell:
         if "devices" in spec.options:
             # those that its idle share is of
             options["devices"] = self.devices
+        if spec.within_sequences:
+            options["sequence_length"] = self._sequence_length()
         return resolve_balancer(self.balancer, stream.num_experts, stream.top_k, options)
+
+    def _sequence_length(self) -> int:
+        """Of the stream's sequences, for a rule that follows them."""
+        block = self.stream.block
+        if block is None or self.stream.num_tokens % block:
+            raise ValueError(
+                f"{self.balancer} follows sequences, and {self.stream.name} has none of one "
+                "length: leave it out of --balancers, or choose the stream sequences"
+            )
+        if self.tally_every > 1:
+            raise ValueError(
+                f"{self.balancer} must see every token of a sequence: leave out --tally-every"
+            )
+        return block
 
 
 def run_cells(
@@ -125,7 +141,10 @@ class _CellRun:
         self.kept: list[float] = []
         self.switched: list[float] = []
         self.duals: list[float] = []
-        self.has_regret = bool(reference.own_duals) and method_spec(cell.balancer).kind == "shift"
+        spec = method_spec(cell.balancer)
+        # the dual is a function of a shift alone
+        by_shift = spec.kind == "shift" and not spec.within_sequences
+        self.has_regret = bool(reference.own_duals) and by_shift
         self.diverged_after: int | None = None
         """steps, once the shift is not finite"""
 

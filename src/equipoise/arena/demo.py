@@ -13,8 +13,8 @@ from equipoise.results.arena import ArenaResults, DivergedCell
 from equipoise.routing.measures.devices import default_devices
 
 # Those that set a shift before they see a token. Solvers of the batch answer another question, and
-# slowly: they can be asked for by name.
-CAUSAL = tuple(spec.name for spec in method_specs("shift"))
+# slowly: they can be asked for by name. Nor those that follow sequences, which its stream has not.
+CAUSAL = tuple(spec.name for spec in method_specs("shift") if not spec.within_sequences)
 
 
 def demo(

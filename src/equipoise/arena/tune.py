@@ -105,7 +105,8 @@ def tune(
 
     Args:
         stream: a built-in one by name, or a layer of a trace: FOLDER:LAYER.
-        balancers: at least two by name; all causal ones by default.
+        balancers: at least two by name; all causal ones by default that do not
+            follow sequences.
         rates, steps, tokens, seed, devices, out, workers, on_progress: as in run_arena.
     """
     found = find_streams(stream, seed=seed, steps=steps, tokens=tokens)
@@ -113,7 +114,11 @@ def tune(
         # as the caller wrote the folder: a stream's own name is shorter, and no path
         names = ", ".join(f"{stream}:{each.name.rpartition(':')[2]}" for each in found)
         raise ValueError(f"{stream} has several layers: choose one of {names}")
-    chosen = balancers or [spec.name for spec in method_specs("shift") if spec.name != "none"]
+    chosen = balancers or [
+        spec.name
+        for spec in method_specs("shift")
+        if spec.name != "none" and not spec.within_sequences
+    ]
     if len(set(chosen)) < 2:
         raise ValueError("tuning compares rules: name at least two, or none for all")
     if found[0].steps < FEWEST_STEPS:

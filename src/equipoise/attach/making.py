@@ -22,4 +22,9 @@ def make_dual(maker: Maker, options: dict[str, object], num_experts: int, top_k:
             f"{name} adds a penalty to the loss, which a model's own loss does not know: choose "
             "deepseek, quantile ..."
         )
+    if made.uses_sequences:
+        raise ValueError(
+            f"{name} follows each sequence, and a model's router does not show where one begins: "
+            "choose deepseek, quantile ..., or build the layer with LayerBalancer"
+        )
     return made

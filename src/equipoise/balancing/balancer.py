@@ -68,6 +68,16 @@ class Balancer(Precise, ABC):
         """
         return not self.penalties
 
+    @property
+    def sequences_are_independent(self) -> bool:
+        """The same of whole sequences: a forward can be cut between them."""
+        return self.tokens_are_independent
+
+    @property
+    def uses_sequences(self) -> bool:
+        """Whether a token's experts depend on the tokens before it in its sequence."""
+        return False
+
     def __init_subclass__(cls, **more: object) -> None:
         """A balancer of one's own that still has an old name would be passed over silently."""
         super().__init_subclass__(**more)
@@ -109,6 +119,18 @@ class Balancer(Precise, ABC):
         Methods that cannot express their choice in scores override it.
         """
         terms = self._choice_terms(scores)
+        return self._route_by(terms, scores, groups, mask, renormalize, scale)
+
+    def _route_by(
+        self,
+        terms: dict[str, Tensor],
+        scores: Tensor,
+        groups: Groups | tuple[int, int] | None,
+        mask: Tensor | None,
+        renormalize: bool,
+        scale: float,
+    ) -> Routing:
+        """`equipoise.route` by these terms: shift or choose_by."""
         return route(
             scores,
             self.top_k,
@@ -134,9 +156,20 @@ class Balancer(Precise, ABC):
                 f"this routing is over {loads.shape[0]} experts, the balancer over "
                 f"{self.num_experts}"
             )
-        return Tally(
-            loads=loads, forwards=loads.unsqueeze(0), step=self.steps.to(loads.device, copy=True)
-        )
+        counted: dict[str, Tensor] = {}
+        for penalty in self.penalties:
+            assert isinstance(penalty, Penalty)
+            counted |= penalty.count(scores, routing)
+        step = self.steps.to(loads.device, copy=True)
+        return Tally(loads=loads, forwards=loads.unsqueeze(0), step=step, parts=counted)
+
+    def penalty_part_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of what the carried penalties add to a tally, by name."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for penalty in self.penalties:
+            assert isinstance(penalty, Penalty)
+            shapes |= penalty.part_shapes(self.num_experts)
+        return shapes
 
     def empty_tally(self) -> Tally:
         """The tally of no tokens at all: of a layer that rests while others are counted."""
@@ -187,12 +220,16 @@ class Balancer(Precise, ABC):
                 ".train() first if this is a training step"
             )
         tally = self._check_tally(tally)
-        some = tally.loads.sum() > 0
+        some = self._has_tokens(tally)
         if not is_readable(some):
             self._learn_where(some, tally)
         elif some:
             self._learn(tally)
         self.steps += 1
+
+    def _has_tokens(self, tally: Tally) -> Tensor:
+        """(): whether a tally counted any token."""
+        return tally.loads.sum() > 0
 
     def _learn(self, tally: Tally) -> None:
         """Move the state and the penalties' by a tally that was checked."""

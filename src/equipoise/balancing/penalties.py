@@ -17,6 +17,10 @@ from equipoise.balancing.target import Weights
 from equipoise.routing import Routing, Tally
 
 SCOPES = ("batch", "sequence", "global")
+POTENTIALS = ("entropy", "euclidean")
+# a share is counted as three digits of nine bits, so that sums over 2^22 tokens fit an int32
+_DIGITS, _BITS = 3, 9
+_UNITS = 2.0 ** (_DIGITS * _BITS)
 
 
 class Penalty(Precise, ABC):
@@ -30,6 +34,14 @@ class Penalty(Precise, ABC):
         self, scores: Tensor, routing: Routing, logits: Tensor | None, sequences: Tensor | None
     ) -> Tensor:
         """The term, a float32 scalar."""
+
+    def count(self, scores: Tensor, routing: Routing) -> dict[str, Tensor]:
+        """Whole numbers about a forward that add up over tokens, for see(); part of its tally."""
+        return {}
+
+    def part_shapes(self, num_experts: int) -> dict[str, tuple[int, ...]]:
+        """Shapes of what count() returns, by name, so that another rule's tally is refused."""
+        return {}
 
     def see(self, tally: Tally) -> None:
         """Learn from a whole batch, over all micro-batches and ranks. Called once per update."""
@@ -70,22 +82,19 @@ class AuxiliaryLoss(Penalty):
         self._target = target
 
     def build(self, num_experts: int) -> None:
-        weights = torch.as_tensor(
-            [1.0] * num_experts if self._target is None else self._target,
-            dtype=torch.float32,
-            device="cpu",
-        ).detach()
-        self.keep_buffer("weights", weights / weights.mean(), (num_experts,), persistent=False)
+        self.keep_buffer(
+            "weights",
+            _relative_weights(self._target, num_experts),
+            (num_experts,),
+            persistent=False,
+        )
         if self.scope == "global":
             self.keep_buffer("frequencies", 1.0, (num_experts,))
 
     def forward(
         self, scores: Tensor, routing: Routing, logits: Tensor | None, sequences: Tensor | None
     ) -> Tensor:
-        share = scores.float() / scores.float().sum(-1, keepdim=True).clamp_min(
-            torch.finfo(torch.float32).tiny
-        )
-        flat = share.flatten(0, -2)
+        flat = _shares_of_scores(scores.float()).flatten(0, -2)
         if self.scope == "sequence":
             return self.coefficient * self._by_sequence(
                 flat, routing, *_sequence_of_tokens(scores, sequences)
@@ -141,6 +150,93 @@ class AuxiliaryLoss(Penalty):
         return f"coefficient={self.coefficient}, scope={self.scope!r}"
 
 
+class PhiLoss(Penalty):
+    """coefficient * <p, grad phi(m)>: phi-balancing (arXiv 2605.15403).
+
+        p_k = mean over tokens of scores_ik / sum_l scores_il       of this forward; has a gradient
+        m <- (1 - eta) m + eta p                                    after every step; has none
+
+    It descends phi of the average routing, a strictly convex function that is least where all are
+    equal, and not of a few tokens' routing. With t_k the target share of an expert, 1 / E unless
+    weights are given, and e_k = E t_k:
+
+        "entropy"    phi(m) = sum_k m_k log(m_k / t_k)       grad = log(m / t) + 1
+        "euclidean"  phi(m) = sum_k m_k^2 / (2 e_k)          grad = m / e
+
+    The paper's log m + 1 differs by log t, which is a constant where targets are equal and then
+    has no gradient; so balance costs the coefficient itself, and coefficient / E for "euclidean".
+
+    The penalty is linear in p, since m stands still between two updates: its mean over
+    micro-batches and ranks of equal size is that of the whole batch. What m learns from is counted
+    in the tally, in whole multiples of 2^-27, so that it adds up exactly. m begins at t.
+    """
+
+    mean_routing: Tensor
+    shares: Tensor
+    part = "soft_routing"
+    """its name in the tally"""
+
+    def __init__(
+        self,
+        coefficient: float,
+        potential: str = "entropy",
+        eta: float = 0.1,
+        target: Weights = None,
+    ) -> None:
+        super().__init__()
+        if potential not in POTENTIALS:
+            raise ValueError(f"potential must be one of {', '.join(POTENTIALS)}, not {potential!r}")
+        if not isinstance(eta, (int, float)) or not 0 < eta <= 1:
+            raise ValueError(f"eta must be above 0 and at most 1, not {eta!r}")
+        self.coefficient = _checked_coefficient(coefficient, "phi")
+        self.potential, self.eta = potential, eta
+        self._target = target
+
+    def build(self, num_experts: int) -> None:
+        shares = _relative_weights(self._target, num_experts) / num_experts
+        self.keep_buffer("shares", shares, (num_experts,), persistent=False)
+        self.keep_buffer("mean_routing", shares, (num_experts,))
+
+    def forward(
+        self, scores: Tensor, routing: Routing, logits: Tensor | None, sequences: Tensor | None
+    ) -> Tensor:
+        mean = _mean_over(_shares_of_scores(scores.float()).flatten(0, -2), routing.mask)
+        return self.coefficient * (self.gradient().to(mean.device) * mean).sum()
+
+    def gradient(self) -> Tensor:
+        """grad phi(m), (E,)."""
+        if self.potential == "euclidean":
+            return self.mean_routing / (self.shares * len(self.shares))
+        least = torch.finfo(torch.float32).tiny
+        return (self.mean_routing / self.shares).clamp_min(least).log() + 1
+
+    def count(self, scores: Tensor, routing: Routing) -> dict[str, Tensor]:
+        share = _shares_of_scores(scores.detach().double()).flatten(0, -2)
+        whole = (share * _UNITS).round().long()
+        if routing.mask is not None:
+            whole = whole.masked_fill(routing.mask.unsqueeze(1), 0)
+        lower, base = whole, 1 << _BITS
+        digits = []
+        for _ in range(_DIGITS - 1):
+            digits.append((lower % base).sum(0))
+            lower = lower // base
+        return {self.part: torch.stack([*digits, lower.sum(0)])}
+
+    def part_shapes(self, num_experts: int) -> dict[str, tuple[int, ...]]:
+        return {self.part: (_DIGITS, num_experts)}
+
+    def see(self, tally: Tally) -> None:
+        places = 2 ** (_BITS * torch.arange(_DIGITS, device=self.shares.device))
+        counted = (tally.parts[self.part] * places.unsqueeze(1)).sum(0).double()
+        whole = counted.sum()
+        # a batch without tokens, or whose scores are all 0, says nothing
+        mean = torch.where(whole > 0, counted / whole.clamp_min(1), self.mean_routing.double())
+        self.mean_routing.copy_(self.mean_routing.double().lerp(mean, self.eta))
+
+    def extra_repr(self) -> str:
+        return f"coefficient={self.coefficient}, potential={self.potential!r}, eta={self.eta}"
+
+
 class ZLoss(Penalty):
     """coefficient * mean over tokens of (logsumexp_k logits_ik)^2 (ST-MoE).
 
@@ -174,6 +270,18 @@ def _checked_coefficient(value: float, name: str) -> float:
             f"the coefficient of {name} must be a finite number, 0 or more, not {value!r}"
         )
     return value
+
+
+def _relative_weights(target: Weights, num_experts: int) -> Tensor:
+    """(E,) float32 on the CPU: the target weights with a mean of 1."""
+    chosen = [1.0] * num_experts if target is None else target
+    weights = torch.as_tensor(chosen, dtype=torch.float32, device="cpu").detach()
+    return weights / weights.mean()
+
+
+def _shares_of_scores(scores: Tensor) -> Tensor:
+    """(..., E): each score as a share of its token's sum; 0 where all of them are 0."""
+    return scores / scores.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
 
 
 def _mean_over(values: Tensor, mask: Tensor | None) -> Tensor:

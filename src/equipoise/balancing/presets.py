@@ -14,17 +14,19 @@ from equipoise.balancing.batch.bip import BIP
 from equipoise.balancing.batch.expert_choice import ExpertChoice
 from equipoise.balancing.batch.sinkhorn import Sinkhorn
 from equipoise.balancing.batch.truncated_auction import TruncatedAuction
-from equipoise.balancing.penalties import AuxiliaryLoss, ZLoss
+from equipoise.balancing.penalties import AuxiliaryLoss, PhiLoss, ZLoss
 from equipoise.balancing.shift import step_sizes
 from equipoise.balancing.shift.curvature import CurvatureMove
 from equipoise.balancing.shift.directions import LoadGap
 from equipoise.balancing.shift.dual import Dual
 from equipoise.balancing.shift.geometry import hypentropy, price_simplex
+from equipoise.balancing.shift.moving_quantile import MovingQuantile
 from equipoise.balancing.shift.parts import EMA, AdaGrad, Center, Scale, Sign, Tanh
 from equipoise.balancing.shift.per_device import Devices, PerDevice
 from equipoise.balancing.shift.quantile import QuantileMove
 from equipoise.balancing.spec import method
 from equipoise.balancing.target import Target, Weights
+from equipoise.balancing.threshold import Threshold
 
 
 @method(kind="shift", needs="loads", arena_default=True)
@@ -242,6 +244,34 @@ def per_device(
     return Dual(num_experts, top_k, direction, [Center()], target=target)
 
 
+@method(
+    kind="shift",
+    needs="runner-up",
+    rate="strength",
+    rates_to_try=(0.1, 0.3, 1.0),
+    within_sequences=True,
+)
+def moving_quantile(
+    num_experts: int,
+    top_k: int,
+    *,
+    strength: float = 0.3,
+    decay: float = 0.99,
+    bins: int = 100,
+    reach: float = 1.0,
+    sequence_length: int | None = None,
+    target: Weights = None,
+) -> Dual:
+    """`quantile` on s - strength beta, beta each expert's own quantile along the sequence so far.
+
+    Moving quantile balancing (Su 2026): even loads within sequences too.
+    """
+    moving = MovingQuantile(
+        strength, decay=decay, bins=bins, reach=reach, sequence_length=sequence_length
+    )
+    return quantile(num_experts, top_k, target=target).within_sequences(moving)
+
+
 @method(kind="penalty", needs="scores", rate="coefficient")
 def aux(
     num_experts: int,
@@ -256,6 +286,25 @@ def aux(
     Qwen3 uses the scope "global".
     """
     return none(num_experts, top_k, target=target).carry(AuxiliaryLoss(coefficient, scope, target))
+
+
+@method(kind="penalty", needs="scores", rate="coefficient")
+def phi(
+    num_experts: int,
+    top_k: int,
+    *,
+    coefficient: float = 1e-3,
+    potential: str = "entropy",
+    eta: float = 0.1,
+    target: Weights = None,
+) -> Balancer:
+    """No shift: coefficient * <p, grad phi(m)> is added to the loss; m <- (1 - eta) m + eta p.
+
+    p is the mean soft routing (arXiv 2605.15403); "entropy" or "euclidean".
+    """
+    return none(num_experts, top_k, target=target).carry(
+        PhiLoss(coefficient, potential, eta, target)
+    )
 
 
 @method(kind="penalty", needs="scores", rate="coefficient")
@@ -323,3 +372,25 @@ def expert_choice(num_experts: int, top_k: int, *, target: Weights = None) -> Ba
     Leaks the future in a decoder; greedy in evaluation.
     """
     return ExpertChoice(num_experts, top_k, target=target)
+
+
+@method(
+    kind="threshold",
+    needs="scores",
+    rate="ema",
+    rates_to_try=(0.1, 1.0),
+    rate_is_share=True,
+)
+def threshold(
+    num_experts: int,
+    top_k: int,
+    *,
+    ema: float = 0.9,
+    most: int | None = None,
+    target: Weights = None,
+) -> Balancer:
+    """An expert takes every token that scores above beta; beta = ema beta + (1 - ema) its quantile.
+
+    A token has K experts on average, and at most `most` (arXiv 2603.11535).
+    """
+    return Threshold(num_experts, top_k, ema=ema, most=most, target=target)

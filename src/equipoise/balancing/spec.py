@@ -23,7 +23,7 @@ from equipoise.storage.suggestions import did_you_mean
 if TYPE_CHECKING:
     from equipoise.balancing.balancer import Balancer
 
-Kind = Literal["shift", "penalty", "batch solver"]
+Kind = Literal["shift", "penalty", "batch solver", "threshold"]
 Needs = Literal["loads", "scores", "runner-up"]
 
 _REGISTRY: dict[str, MethodSpec] = {}
@@ -37,11 +37,15 @@ class MethodSpec:
     constructor: Callable[..., Balancer]
     """(num_experts, top_k, **options) to a balancer"""
     kind: Kind
-    """what it acts by: a shift of the scores, a term of the loss, or a solution of each batch"""
+    """what it acts by: a shift of the scores, a term of the loss, a solution of each batch, or a
+    threshold per expert, which leaves open how many experts a token has
+    """
     needs: Needs
     """what its tally looks at: loads alone, the scores too, or also each token's (K+1)-th choice"""
     rate: str | None = None
-    """the option that says how fast it acts: update_rate, coefficient or ema; None: it has none"""
+    """the option that says how fast or how strongly it acts: update_rate, coefficient, ema or
+    strength; None: it has none
+    """
     rates_to_try: tuple[float, ...] = ()
     """rates that the arena and `tune` try unless others are given; empty: there is no choice"""
     rate_is_share: bool = False
@@ -50,6 +54,9 @@ class MethodSpec:
     """
     arena_default: bool = False
     """whether the arena runs it where no methods are named"""
+
+    within_sequences: bool = False
+    """whether a token's experts depend on the tokens before it in its sequence"""
 
     @property
     def causal(self) -> bool:
@@ -126,6 +133,7 @@ def method(
     rates_to_try: tuple[float, ...] = (),
     rate_is_share: bool = False,
     arena_default: bool = False,
+    within_sequences: bool = False,
 ) -> Callable[[Constructor], Constructor]:
     """Register the function below as a method of its name; see MethodSpec for the arguments."""
 
@@ -139,6 +147,7 @@ def method(
             rates_to_try=rates_to_try,
             rate_is_share=rate_is_share,
             arena_default=arena_default,
+            within_sequences=within_sequences,
         )
         _check_spec(spec)
         _REGISTRY[spec.name] = spec

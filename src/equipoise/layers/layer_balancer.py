@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from equipoise.balancing import resolve_balancer
 from equipoise.balancing.resolve import BalancerSource
+from equipoise.balancing.shift.in_sequences import route_and_tally
 from equipoise.layers.trained_counts import count_when_trained, register_keeper
 from equipoise.routing import Groups, Tally
 
@@ -99,10 +100,11 @@ class LayerBalancer(nn.Module):
             scores: the affinity of each token to each expert; gates are taken from them.
             mask: (...) bool, True where a token is padding: it is routed, but counted nowhere.
             logits: (..., E) for penalties on logits.
-            sequences: (...) each token's sequence, for penalties per sequence; by default the
-                first dimension of the scores.
+            sequences: (...) each token's sequence, for penalties and balancers that look at
+                sequences; by default the first dimension of the scores.
         """
-        routing = self.balancer.route(
+        choose, count = route_and_tally(self.balancer, sequences)
+        routing = choose(
             scores,
             groups=self.groups,
             mask=mask,
@@ -113,7 +115,7 @@ class LayerBalancer(nn.Module):
         gates = routing.gates
         if self.training and torch.is_grad_enabled():
             self.entered = True
-            tally = self.balancer.tally(scores, routing)
+            tally = count(scores, routing)
             gates = count_when_trained(gates, tally, self, self._number)
         shape = (*scores.shape[:-1], routing.experts.shape[-1])
         return LayerRouting(routing.experts.view(shape), gates.view(shape), penalty, routing.loads)

@@ -20,6 +20,7 @@ the layers below have moved too.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -28,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise.balancing import Balancer
+from equipoise.balancing.shift.in_sequences import route_and_tally
 from equipoise.routing import Groups, Routing, Tally, score_function
 
 
@@ -98,6 +100,11 @@ class Router(nn.Module):
         super().__init__()
         if look_ahead < 0:
             raise ValueError(f"look_ahead is a number of tokens, not {look_ahead}")
+        if look_ahead and balancer.uses_sequences:
+            raise ValueError(
+                "look_ahead scores some tokens again, and this balancer must see whole sequences: "
+                "leave one of them out"
+            )
         # a wrong name is an error here, not in the first forward
         score_function(score)
         self.balancer = balancer
@@ -117,8 +124,9 @@ class Router(nn.Module):
         """
         logits = gate_logits(hidden, self.weight)
         scores = score_function(self.score)(logits)
-        routing = self._route(scores, mask)
-        tally = self.balancer.tally(scores, routing)
+        choose, count = route_and_tally(self.balancer, sequences)
+        routing = self._route(choose, scores, mask)
+        tally = count(scores, routing)
         penalty = self.balancer.penalty(scores, routing, logits, sequences)
         return Routed(
             routing, tally, penalty, self._take_sample(hidden, mask) if self.training else None
@@ -134,10 +142,13 @@ class Router(nn.Module):
         if hasattr(weight, "full_tensor"):  # FSDP2 holds a shard of it outside of forward
             weight = weight.full_tensor()
         scores = score_function(self.score)(gate_logits(sample.hidden, weight))
-        return self.balancer.tally(scores, self._route(scores, sample.padding))
+        routing = self._route(self.balancer.route, scores, sample.padding)
+        return self.balancer.tally(scores, routing)
 
-    def _route(self, scores: Tensor, mask: Tensor | None) -> Routing:
-        return self.balancer.route(
+    def _route(
+        self, choose: Callable[..., Routing], scores: Tensor, mask: Tensor | None
+    ) -> Routing:
+        return choose(
             scores, groups=self.groups, mask=mask, renormalize=self.renormalize, scale=self.scale
         )
 

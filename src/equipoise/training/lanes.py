@@ -8,7 +8,7 @@ step of `small` takes a tenth less time on two cores.
     at the end:  gradients are added in the order of the lanes: every run has the same sum
 
 Every lane has a copy of the model that shares all memory but the gradients. A token's experts must
-not depend on the other tokens of the batch (Balancer.tokens_are_independent), or the parts would
+not depend on the other tokens of the batch (Balancer.sequences_are_independent), or the parts would
 not be the whole. Tallies are whole numbers and add up.
 """
 
@@ -104,7 +104,7 @@ def _why_one_lane(config: Config, world: World) -> str | None:
         return "compiled layers are not shared between threads (compile)"
     if not config.make_balancer(
         config.model.num_experts, config.model.top_k
-    ).tokens_are_independent:
+    ).sequences_are_independent:
         return f"the balancer {config.balancer!r} looks at all tokens of a forward together"
     return None
 

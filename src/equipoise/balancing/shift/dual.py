@@ -3,6 +3,7 @@
     direction  where to go, read from the tally         (directions.py, quantile.py, curvature.py)
     parts      what is done to it on the way            (parts.py)
     geometry   what a step from the shift means         (geometry.py)
+    moving     what evens loads within a sequence, if anything does   (moving_quantile.py)
 
 DeepSeek's rule is LoadGap, Sign, Scale(1e-3). Every named method is such a list: see presets.py.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +20,11 @@ from torch import Tensor, nn
 from equipoise.balancing.balancer import Balancer
 from equipoise.balancing.shift.directions import Direction
 from equipoise.balancing.shift.geometry import Geometry, euclidean
+from equipoise.balancing.shift.moving_quantile import MovingQuantile, SequenceState
 from equipoise.balancing.shift.parts import Part
 from equipoise.balancing.shift.settling import Settling
 from equipoise.balancing.target import Target, Weights
-from equipoise.routing import Routing, Tally
+from equipoise.routing import Groups, Routing, Tally
 from equipoise.routing.checks import require_tensor
 
 
@@ -65,9 +68,16 @@ class Dual(Balancer):
         # the update at which the shift comes to rest, and over how many it slows down
         self.keep_buffer("rest_at", torch.inf)
         self.keep_buffer("rest_over", 1.0)
+        self.moving: MovingQuantile | None = None
         for module in (direction, *self.parts):
             module.build(num_experts)
         direction.aim(self.target)
+
+    def within_sequences(self, moving: MovingQuantile) -> Self:
+        """Even loads within sequences too, by each token's scores lowered; return this balancer."""
+        moving.build(self.target)
+        self.moving = moving
+        return self
 
     @property
     def moves_when_balanced(self) -> bool:
@@ -83,7 +93,19 @@ class Dual(Balancer):
 
     @property
     def needs_scores(self) -> bool:
-        return self.direction.needs_scores or len(self.penalties) > 0
+        return self.direction.needs_scores or self.uses_sequences or len(self.penalties) > 0
+
+    @property
+    def uses_sequences(self) -> bool:
+        return self.moving is not None
+
+    @property
+    def tokens_are_independent(self) -> bool:
+        return super().tokens_are_independent and not self.uses_sequences
+
+    @property
+    def sequences_are_independent(self) -> bool:
+        return super().tokens_are_independent
 
     @property
     def shift_or_zeros(self) -> Tensor:
@@ -92,10 +114,66 @@ class Dual(Balancer):
     def fix_sampling_stride(self, tokens: int) -> None:
         self.direction.fix_sampling_stride(tokens, self.top_k, self.num_experts)
 
-    def adjust(self, scores: Tensor) -> Tensor:
-        """scores + shift, at least in float32: bf16 scores are lifted before the shift is added."""
+    def adjust(
+        self, scores: Tensor, mask: Tensor | None = None, sequences: Tensor | None = None
+    ) -> Tensor:
+        """scores + shift, at least in float32: bf16 scores are lifted before the shift is added.
+
+        `mask` and `sequences`, see `route`, matter to a balancer that evens loads within sequences.
+        """
         self._check_scores(scores)
-        return scores.detach() + self.shift.to(scores.device)
+        return self._lowered(scores, mask, sequences) + self.shift.to(scores.device)
+
+    def route(
+        self,
+        scores: Tensor,
+        *,
+        groups: Groups | tuple[int, int] | None = None,
+        mask: Tensor | None = None,
+        renormalize: bool = False,
+        scale: float = 1.0,
+        sequences: Tensor | None = None,
+    ) -> Routing:
+        """Choose: `equipoise.route` by adjusted scores.
+
+        `sequences` (...) names each token's sequence, for a balancer that evens loads within them;
+        by default the first of the scores' leading dimensions counts sequences.
+        """
+        terms = self._choice_terms(scores)
+        if self.uses_sequences:
+            terms = {"choose_by": self.adjust(scores, mask, sequences)}
+        return self._route_by(terms, scores, groups, mask, renormalize, scale)
+
+    def route_next(
+        self,
+        scores: Tensor,
+        state: SequenceState | None = None,
+        *,
+        groups: Groups | tuple[int, int] | None = None,
+        mask: Tensor | None = None,
+        renormalize: bool = False,
+        scale: float = 1.0,
+    ) -> tuple[Routing, SequenceState]:
+        """Choose for the next tokens of B sequences, (B, S, E), and return what to go on from.
+
+        As `route` would have chosen for all of them at once, to the last bit. `state` is what the
+        last call returned; None begins new sequences.
+        """
+        if self.moving is None:
+            raise ValueError(
+                "this balancer looks at no sequence, and has nothing to go on from: use route()"
+            )
+        self._check_scores(scores)
+        state = self.moving.new_state(len(scores)) if state is None else state
+        lowered, state = self.moving.lowered_next(scores, state, mask)
+        terms = {"choose_by": lowered + self.shift.to(scores.device)}
+        return self._route_by(terms, scores, groups, mask, renormalize, scale), state
+
+    def _lowered(self, scores: Tensor, mask: Tensor | None, sequences: Tensor | None) -> Tensor:
+        """What takes the place of the scores for the shift and its rule, without a gradient."""
+        if self.moving is None:
+            return scores.detach()
+        return self.moving.lowered_scores(scores, mask, sequences)
 
     def _choice_terms(self, scores: Tensor) -> dict[str, Tensor]:
         """The shift itself: scores + shift (T, E) is then never written down."""
@@ -111,15 +189,20 @@ class Dual(Balancer):
                 f"scores are over {scores.shape[-1]} experts, the balancer over {self.num_experts}"
             )
 
-    def tally(self, scores: Tensor, routing: Routing) -> Tally:
+    def tally(self, scores: Tensor, routing: Routing, sequences: Tensor | None = None) -> Tally:
         tally = super().tally(scores, routing)
         flat = scores.detach().flatten(0, -2)
+        if self.direction.needs_scores and len(flat):
+            mask = None if routing.mask is None else routing.mask.view(scores.shape[:-1])
+            flat = self._lowered(scores, mask, sequences).flatten(0, -2)
         tally.parts.update(self.direction.count(flat, routing, self.shift.to(scores.device)))
         return tally
 
     def _check_tally(self, tally: Tally) -> Tally:
         tally = super()._check_tally(tally)
         mine = self.direction.part_shapes(self.num_experts)
+        if mine is not None:
+            mine = mine | self.penalty_part_shapes()
         theirs = {name: tuple(part.shape) for name, part in tally.parts.items()}
         if mine is not None and mine != theirs:
             raise ValueError(

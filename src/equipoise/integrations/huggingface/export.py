@@ -77,6 +77,7 @@ def export(folder: str | Path, out: str | Path, *, settled: bool = False) -> Exp
     # before anything is loaded
     twin_family(read_run_config(folder).model)
     run = open_run(folder, device="cpu")
+    _refuse_sequences(run)
     chosen = settled_shifts(run.model) if settled else contextlib.nullcontext()
     with chosen, _quiet_bars(), new_folder(out) as unfinished:
         tokens = _write_tokenizer(run, unfinished)
@@ -98,6 +99,15 @@ def export(folder: str | Path, out: str | Path, *, settled: bool = False) -> Exp
 def _refuse_used_folder(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is there already: choose another --out, or delete it first")
+
+
+def _refuse_sequences(run: OpenedRun) -> None:
+    balancers = [layer.router.balancer for layer in run.model.moe_layers.values()]
+    if any(balancer.uses_sequences for balancer in balancers):
+        raise ValueError(
+            f"{run.config.balancer} lowers scores along each sequence, which no family of "
+            "transformers does: the model would choose other experts there"
+        )
 
 
 def _write_model(run: OpenedRun, unfinished: Path, tokens: Settings) -> None:

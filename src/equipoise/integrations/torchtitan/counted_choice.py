@@ -142,6 +142,11 @@ def _checked_dual(balancer: object) -> Dual:
         raise ValueError(
             f"{balancer} carries a penalty, and torchtitan's MoE hands on no loss: take it off"
         )
+    if balancer.uses_sequences:
+        raise ValueError(
+            f"{balancer} follows each sequence, and torchtitan's router is given flat tokens: "
+            "choose one with a shift alone (curvature, quantile, deepseek ...)"
+        )
     return balancer
 
 

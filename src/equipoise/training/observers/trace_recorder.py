@@ -58,7 +58,8 @@ class TraceRecorder(Observer):
                 else self.config.trace_scores
             )
             sample = _spread_rows(layer.scores, rows)
-            step_size = stated_step_size(self.trainer.balancers[layer.name], layer.loads)
+            balancer = self.trainer.balancers[layer.name]
+            step_size = stated_step_size(balancer, layer.loads)
             self._writer.append(
                 step.number,
                 layer.name,
@@ -67,7 +68,9 @@ class TraceRecorder(Observer):
                 loads=layer.loads.numpy(),
                 step_size=None if step_size is None else step_size.numpy(),
                 scores=sample,
+                # a whole batch is one whose loads follow from scores and shift alone
                 whole=sample is not None
+                and not balancer.uses_sequences
                 and len(sample) * self.config.model.top_k == int(layer.loads.sum()),
             )
 
