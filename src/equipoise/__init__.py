@@ -59,6 +59,7 @@ _HOMES = {
     "plan": "equipoise.experiments.plan",
     "record": "equipoise.integrations.record",
     "run_arena": "equipoise.arena.run_arena",
+    "step_time": "equipoise.experiments.step_time",
     "sweep": "equipoise.experiments.sweep.sweep",
     "tune": "equipoise.arena.tune",
     "watch_runs": "equipoise.watch.watch_runs",
@@ -106,6 +107,7 @@ __all__ = [
     "settled",
     "solve",
     "step",
+    "step_time",
     "sweep",
     "train",
     "tune",
@@ -125,6 +127,7 @@ if TYPE_CHECKING:
     from equipoise.balancing import Balancer, balancer, balancers, settled
     from equipoise.experiments.compare import compare
     from equipoise.experiments.plan import plan
+    from equipoise.experiments.step_time import step_time
     from equipoise.experiments.sweep.sweep import sweep
     from equipoise.integrations.huggingface.doctor import doctor
     from equipoise.integrations.huggingface.export import export

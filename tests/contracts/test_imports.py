@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "src" / "equipoise"
 THEORY = {"storage", "trace", "results", "report", "optimum", "expected", "theorems", "watch"}
-THEORY |= {"drawing", "selection"}
+THEORY |= {"drawing", "selection", "costs"}
 PRACTICE = {"routing", "balancing", "layers", "model", "training", "attach"}
 
 # room -> the rooms it may import
@@ -18,6 +18,7 @@ BELOW = {
     "trace": {"storage"},
     "results": {"storage", "trace"},
     "drawing": {"storage", "results"},
+    "costs": {"storage"},
     "selection": {"storage"},
     "optimum": {"storage", "selection"},
     "expected": {"storage", "optimum"},
