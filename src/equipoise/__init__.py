@@ -59,6 +59,7 @@ _HOMES = {
     "plan": "equipoise.experiments.plan",
     "record": "equipoise.integrations.record",
     "run_arena": "equipoise.arena.run_arena",
+    "simulate": "equipoise.simulation.simulate",
     "step_time": "equipoise.experiments.step_time",
     "sweep": "equipoise.experiments.sweep.sweep",
     "tune": "equipoise.arena.tune",
@@ -105,6 +106,7 @@ __all__ = [
     "run_arena",
     "score_function",
     "settled",
+    "simulate",
     "solve",
     "step",
     "step_time",
@@ -149,6 +151,7 @@ if TYPE_CHECKING:
         score_function,
     )
     from equipoise.routing.kernels.backends import kernels
+    from equipoise.simulation.simulate import simulate
     from equipoise.theorems import Verdict, verify
     from equipoise.trace import Trace, TraceWriter
     from equipoise.training import preset, train

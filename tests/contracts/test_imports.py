@@ -42,6 +42,7 @@ BELOW = {
 }
 EVERYTHING_BELOW = set(BELOW)
 BELOW |= dict.fromkeys(("arena", "experiments", "report", "integrations"), EVERYTHING_BELOW)
+BELOW["simulation"] = EVERYTHING_BELOW | {"arena", "experiments"}
 BELOW["watch"] = {"storage", "trace", "results", "report"}
 ENTRANCES = {"__init__", "__main__", "_moved", "cli"}  # these may import anything
 

@@ -24,6 +24,7 @@ from equipoise.cli.export import EXPORT
 from equipoise.cli.plan import PLAN
 from equipoise.cli.record import RECORD
 from equipoise.cli.report import REPORT
+from equipoise.cli.simulate import SIMULATE
 from equipoise.cli.solve import SOLVE
 from equipoise.cli.sweep import SWEEP
 from equipoise.cli.train import TRAIN
@@ -43,6 +44,7 @@ VERBS = (
     VERIFY,
     TRAIN,
     PLAN,
+    SIMULATE,
     COMPARE,
     SWEEP,
     REPORT,

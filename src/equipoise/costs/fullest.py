@@ -40,6 +40,18 @@ def greatest_fullest(num_experts: int, devices: int, top_k: int) -> float:
     return devices * min(1.0, per_device / top_k)
 
 
+def fullest_by_chance(tokens: int, num_experts: int, devices: int, top_k: int) -> float:
+    """What chance alone leaves of independent tokens, each K of E experts, all equally likely.
+
+    A token's choices on a device with E/P experts are hypergeometric, with mean K/P.
+    """
+    if devices == 1 or num_experts == 1:
+        return 1.0
+    mean = top_k / devices
+    variance = mean * (1 - 1 / devices) * (num_experts - top_k) / (num_experts - 1)
+    return 1 + expected_maximum(devices) * math.sqrt(variance / tokens) / mean
+
+
 def expected_excess(imbalance: float, num_experts: int, devices: int) -> float:
     """How far the fullest device lies above the mean, by the formula at the top of the file."""
     if devices == 1:
