@@ -26,7 +26,7 @@ PASSED_ON = (
 LEGEND = (
     "Lost: device hours above a training without waiting; early: in the first tenth of the steps. "
     "Fullest: the fullest device over the mean of its group, in the first step and in the last "
-    "third. Even after: steps until its excess is within twice that of chance."
+    "third. Even after: steps until it is at most 1.1x."
 )
 
 
@@ -134,17 +134,19 @@ def _show_simulation(found: Simulation) -> None:
 
 
 def _row_cells(row: BalancerCost, priced: bool) -> list[str]:
+    from equipoise.results.simulation import hours_text
+
     rate = "" if row.rate is None else f"{row.rate:g}"
     if row.diverged_after is not None:
         return [row.balancer, rate, f"diverged at step {row.diverged_after}"]
-    error = "" if row.standard_error is None else f"{row.standard_error:,.2g}"
+    error = "" if row.standard_error is None else hours_text(row.standard_error)
     cells = [
         row.balancer,
         rate,
-        f"{row.lost_device_hours:,.4g}",
+        hours_text(row.lost_device_hours),
         error,
         f"{row.lost_share:.1%}",
-        f"{row.lost_early:,.4g}",
+        hours_text(row.lost_early),
         f"{row.fullest_first:.2f}x",
         f"{row.fullest_last:.3f}x",
         "never" if row.even_after is None else f"{row.even_after:,}",

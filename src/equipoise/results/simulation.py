@@ -85,7 +85,7 @@ class BalancerCost:
     fullest_last: float
     """mean of the last third of the steps"""
     even_after: int | None
-    """steps until the excess is within twice that of chance; None: never"""
+    """steps until the fullest device has at most 1.1 times the mean; None: never"""
     lost_money: float | None
     """None without a price"""
     diverged_after: int | None = None
@@ -113,6 +113,11 @@ class Simulation:
             "layers_missing": self.layers_missing,
             "balancers": [asdict(row) for row in self.rows],
         }
+
+
+def hours_text(hours: float) -> str:
+    """Three digits and no power of ten."""
+    return f"{hours:,.0f}" if abs(hours) >= 100 else f"{hours:.3g}"
 
 
 def write_settings(folder: Path, settings: SimulationSettings) -> None:

@@ -13,6 +13,8 @@ from equipoise.results.simulation import BalancerCost, Simulation, SimulationSet
 
 EARLY = 10
 """the first tenth of the steps"""
+EVEN = 1.1
+"""the fullest device over the mean, from where on little is lost"""
 
 
 def cost_layers(
@@ -26,7 +28,7 @@ def cost_layers(
         settings.forward_tokens, settings.num_experts, settings.group, settings.top_k
     )
     names = balancer_labels(settings)
-    rows = [_cost_row(settings, fullest[:, n], n, chance, price) for n in range(len(names))]
+    rows = [_cost_row(settings, fullest[:, n], n, price) for n in range(len(names))]
     curves = {name: fullest[:, n].mean(0).tolist() for n, name in enumerate(names)}
     rows.sort(key=lambda row: (row.diverged_after is not None, row.lost_device_hours))
     return Simulation(settings, chance, rows, curves, settings.layers - len(layers))
@@ -42,11 +44,7 @@ def balancer_labels(settings: SimulationSettings) -> list[str]:
 
 
 def _cost_row(
-    settings: SimulationSettings,
-    fullest: np.ndarray,
-    place: int,
-    chance: float,
-    price: float | None,
+    settings: SimulationSettings, fullest: np.ndarray, place: int, price: float | None
 ) -> BalancerCost:
     """One balancer's, from (layers, steps)."""
     name, rate = settings.balancers[place]
@@ -65,7 +63,7 @@ def _cost_row(
         lost_early=float(hours[:, :early].mean(0).sum()),
         fullest_first=float(curve[0]),
         fullest_last=float(curve[-max(1, len(curve) // 3) :].mean()),
-        even_after=_first_even_step(curve, chance),
+        even_after=_first_even_step(curve),
         lost_money=None if price is None else price * lost,
         diverged_after=_divergence(fullest),
     )
@@ -79,9 +77,8 @@ def _error_over_layers(hours: np.ndarray, settings: SimulationSettings) -> float
     return float(hours.std(ddof=1) / len(hours) ** 0.5 * max(0.0, left_out) ** 0.5)
 
 
-def _first_even_step(curve: np.ndarray, chance: float) -> int | None:
-    """The first step whose excess is within twice that of chance."""
-    even = np.flatnonzero(curve - 1 <= 2 * (chance - 1))
+def _first_even_step(curve: np.ndarray) -> int | None:
+    even = np.flatnonzero(curve <= EVEN)
     return int(even[0]) if len(even) else None
 
 

@@ -100,9 +100,12 @@ def _checked(settings: SimulationSettings) -> SimulationSettings:
     """Streams and balancers are made once, so that what is wrong with them is known."""
     recorded = _recorded_layers(settings)
     if recorded:
-        steps = min(each.steps for each in recorded)
         settings = dataclasses.replace(
-            settings, layers=len(recorded), steps=min(settings.steps, steps), pool=0
+            settings,
+            layers=len(recorded),
+            steps=min(settings.steps, *(each.steps for each in recorded)),
+            forward_tokens=recorded[0].num_tokens,
+            pool=0,
         )
     stream = layer_stream(settings, 0)
     if (stream.num_experts, stream.top_k) != (settings.num_experts, settings.top_k):

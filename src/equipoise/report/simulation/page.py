@@ -17,7 +17,7 @@ from equipoise.report.frame import (
     wide_table,
 )
 from equipoise.report.sheets import Sheets, csv_sheet
-from equipoise.results.simulation import BalancerCost, Simulation
+from equipoise.results.simulation import BalancerCost, Simulation, hours_text
 
 HEADINGS = (
     "balancer", "rate", "lost, device hours", "+-", "of all", "early", "fullest, first step",
@@ -68,15 +68,13 @@ def simulation_answer(found: Simulation) -> str:
     best, worst = held[0], held[-1]
     text = (
         f"In the first {settings.steps:,} steps of {settings.model} on {settings.cluster}, "
-        f"{best.balancer} loses {best.lost_device_hours:,.3g} device hours to waiting for the "
-        f"fullest device, {best.lost_share:.1%} of all"
+        f"{best.balancer} loses {hours_text(best.lost_device_hours)} device hours to waiting for "
+        f"the fullest device, {best.lost_share:.1%} of all"
     )
     if worst is best:
         return f"{text}."
-    return (
-        f"{text}; {worst.balancer} loses {worst.lost_device_hours:,.3g}, {worst.lost_share:.1%} "
-        "of all."
-    )
+    most = hours_text(worst.lost_device_hours)
+    return f"{text}; {worst.balancer} loses {most}, {worst.lost_share:.1%} of all."
 
 
 def lost_so_far(found: Simulation, label: str) -> np.ndarray:
@@ -117,8 +115,7 @@ def _facts(found: Simulation) -> str:
         Tile("All steps, balanced", f"{hours:,.0f}", "<p>device hours</p>"),
         Tile("Chance alone leaves", f"{found.chance:.3f}x", "<p>on the fullest device</p>"),
     )
-    command = f"equipoise simulate {settings.model} {settings.cluster} --stream {settings.stream}"
-    return chip_list(chips, command) + tile_row(tiles)
+    return chip_list(chips) + tile_row(tiles)
 
 
 def _balancer_row(row: BalancerCost) -> str:
@@ -127,10 +124,10 @@ def _balancer_row(row: BalancerCost) -> str:
     if row.diverged_after is not None:
         return f"<tr>{name}{rate}<td colspan=8>diverged at step {row.diverged_after:,}</td></tr>"
     cells = (
-        f"{row.lost_device_hours:,.4g}",
-        "-" if row.standard_error is None else f"{row.standard_error:,.2g}",
+        hours_text(row.lost_device_hours),
+        "-" if row.standard_error is None else hours_text(row.standard_error),
         f"{row.lost_share:.1%}",
-        f"{row.lost_early:,.4g}",
+        hours_text(row.lost_early),
         f"{row.fullest_first:.2f}x",
         f"{row.fullest_last:.3f}x",
         "never" if row.even_after is None else f"{row.even_after:,}",

@@ -14,7 +14,7 @@ run((figures) => {
     xaxis: { title: { text: "step" } }, yaxis: { title: { text: "device hours lost" }, rangemode: "tozero" }, legend: LEGEND,
   }), CONFIG);
   Plotly.react($("simulation-fullest"), balancerTraces(figures.excess, "%{y:.3f} above the mean"), layout({
-    xaxis: logSteps, yaxis: { type: "log", title: { text: "fullest device / mean - 1" }, exponentformat: "none" }, legend: LEGEND,
+    xaxis: logSteps, yaxis: { type: "log", title: { text: "fullest device / mean - 1" }, exponentformat: "none", dtick: 1 }, legend: LEGEND,
     shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: figures.chance, y1: figures.chance, line: { color: muteColor(), width: 1.5, dash: "dot" } }],
   }), CONFIG);
 });
