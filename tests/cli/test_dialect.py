@@ -19,6 +19,7 @@ POSITIONAL = {
     "record": ["runs/a", "--out", "x"],
     "solve": ["s.npy", "--top-k", "2"],
     "plan": ["tiny"],
+    "simulate": ["tiny", "h100-8"],
     "sweep": ["demo"],
     "report": ["results"],
     "export": ["runs/a", "--out", "x"],

@@ -12,6 +12,7 @@ EXAMPLES = [(verb, example) for verb in VERBS for example in verb.examples]
 SMALL_DEMO = "--steps 6 --tokens 256 --experts 8 --top-k 2"
 SMALL_ARENA = "--steps 3 --tokens 256 --workers 1 --balancers none quantile --rates 0.5"
 SMALL_TUNE = "--balancers none quantile --rates 0.5 --workers 1"
+SMALL_SIMULATION = "--layers 1 --steps 3 --pool 64"
 SMALL_TRAINING = (
     "--steps 2 --batch-size 4 --warmup-steps 1 --validation-sequences 8 --data my_texts "
     + " ".join(f"--model.{name.replace('_', '-')} {size}" for name, size in MODEL.items())
@@ -45,6 +46,11 @@ RUN = {
     "equipoise train --data my_texts/ --model.hidden-size 128 --out runs/c": SMALL_TRAINING,
     "equipoise plan deepseekmoe-1b --gpus 8": "",
     "equipoise plan deepseekmoe-3b --gpus 16 --gpu A100 --imbalance 0.3 --json": "",
+    "equipoise plan deepseek-v3 --cluster h800-2048 --hidden 1 --price 2": "",
+    "equipoise simulate deepseek-v3 h800-2048 --layers 4 --steps 200": SMALL_SIMULATION,
+    "equipoise simulate grug-250b gb200-64 --balancers deepseek curvature --page lost.html": (
+        SMALL_SIMULATION
+    ),
     "equipoise sweep paper --dry-run": "",
     "equipoise report results": "",
     "equipoise report runs/a --out a.html": "",
