@@ -69,6 +69,8 @@ _HOMES = {
     "record": "equipoise.integrations.record",
     "router_precision": "equipoise.integrations.precision.router_precision",
     "run_arena": "equipoise.arena.run_arena",
+    "simulate": "equipoise.simulation.simulate",
+    "step_time": "equipoise.experiments.step_time",
     "sweep": "equipoise.experiments.sweep.sweep",
     "tune": "equipoise.arena.tune",
     "watch_runs": "equipoise.watch.watch_runs",
@@ -124,8 +126,10 @@ __all__ = [
     "score_function",
     "sequence_loads",
     "settled",
+    "simulate",
     "solve",
     "step",
+    "step_time",
     "sweep",
     "train",
     "tune",
@@ -146,6 +150,7 @@ if TYPE_CHECKING:
     from equipoise.balancing import Balancer, balancer, balancers, settled
     from equipoise.experiments.compare import compare
     from equipoise.experiments.plan import plan
+    from equipoise.experiments.step_time import step_time
     from equipoise.experiments.sweep.sweep import sweep
     from equipoise.integrations.huggingface.doctor import doctor
     from equipoise.integrations.huggingface.export import export
@@ -176,6 +181,7 @@ if TYPE_CHECKING:
         sequence_loads,
     )
     from equipoise.routing.kernels.backends import kernels
+    from equipoise.simulation.simulate import simulate
     from equipoise.theorems import Verdict, verify
     from equipoise.trace import Trace, TraceWriter
     from equipoise.training import preset, train

@@ -20,6 +20,7 @@ POSITIONAL = {
     "solve": ["s.npy", "--top-k", "2"],
     "plan": ["tiny"],
     "place": ["runs/a", "--devices", "4"],
+    "simulate": ["tiny", "h100-8"],
     "sweep": ["demo"],
     "report": ["results"],
     "export": ["runs/a", "--out", "x"],

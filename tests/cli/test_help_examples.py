@@ -12,6 +12,7 @@ EXAMPLES = [(verb, example) for verb in VERBS for example in verb.examples]
 SMALL_DEMO = "--steps 6 --tokens 256 --experts 8 --top-k 2"
 SMALL_ARENA = "--steps 3 --tokens 256 --workers 1 --balancers none quantile --rates 0.5"
 SMALL_TUNE = "--balancers none quantile --rates 0.5 --workers 1"
+SMALL_SIMULATION = "--layers 1 --steps 3 --pool 64"
 SMALL_TRAINING = (
     "--steps 2 --batch-size 4 --warmup-steps 1 --validation-sequences 8 --data my_texts "
     + " ".join(f"--model.{name.replace('_', '-')} {size}" for name, size in MODEL.items())
@@ -49,6 +50,11 @@ RUN = {
     "equipoise place loads.npy --devices 8 --redundant 8 --distinct --out placed": "",
     "equipoise place loads.npy --devices 8 --nodes 2 --groups 4 --json": "",
     "equipoise place loads.npy --devices 4 --picture devices.png": "",
+    "equipoise plan deepseek-v3 --cluster h800-2048 --hidden 1 --price 2": "",
+    "equipoise simulate deepseek-v3 h800-2048 --layers 4 --steps 200": SMALL_SIMULATION,
+    "equipoise simulate grug-250b gb200-64 --balancers deepseek curvature --page lost.html": (
+        SMALL_SIMULATION
+    ),
     "equipoise sweep paper --dry-run": "",
     "equipoise report results": "",
     "equipoise report runs/a --out a.html": "",

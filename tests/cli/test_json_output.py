@@ -42,6 +42,25 @@ def test_plan(capsys):
     assert strict(capsys.readouterr().out)
 
 
+def test_plan_on_a_cluster(capsys):
+    assert main(["plan", "deepseek-v3", "--cluster", "h800-64", "--price", "2", "--json"]) == 0
+    found = strict(capsys.readouterr().out)
+    assert [row["imbalance"] for row in found["imbalances"]] == [0, 0.01, 0.03, 0.1, 0.3, 1]
+    assert found["imbalances"][1]["lost_money"] == 2 * found["imbalances"][1]["lost_device_hours"]
+    assert len(found["assumptions"]) == 4
+
+
+def test_simulate_where_a_rule_diverges(capsys):
+    words = ["simulate", "tiny", "h100-8", "--layers", "1", "--steps", "8", "--pool", "64"]
+    more = ["--balancers", "none", "proportional", "--rates", "1e38", "--json"]
+    assert main([*words, *more]) == 0
+    found = strict(capsys.readouterr().out)
+    none, lost = found["balancers"]
+    assert (none["balancer"], none["diverged_after"]) == ("none", None)
+    assert lost["lost_device_hours"] is None
+    assert lost["diverged_after"] > 0
+
+
 @pytest.mark.parametrize("size", [0.0, 1e30])
 def test_solve_beside_any_shift(scores_file, tmp_path, capsys, size):
     np.save(tmp_path / "shift.npy", np.full(8, size))

@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "src" / "equipoise"
 THEORY = {"storage", "trace", "results", "report", "optimum", "expected", "theorems", "watch"}
-THEORY |= {"drawing", "selection", "placement"}
+THEORY |= {"drawing", "selection", "placement", "costs"}
 PRACTICE = {"routing", "balancing", "layers", "model", "training", "attach"}
 
 # room -> the rooms it may import
@@ -18,6 +18,7 @@ BELOW = {
     "trace": {"storage"},
     "results": {"storage", "trace"},
     "drawing": {"storage", "results"},
+    "costs": {"storage"},
     "selection": {"storage"},
     "optimum": {"storage", "selection"},
     "expected": {"storage", "optimum"},
@@ -42,6 +43,7 @@ BELOW = {
 }
 EVERYTHING_BELOW = set(BELOW)
 BELOW |= dict.fromkeys(("arena", "experiments", "report", "integrations"), EVERYTHING_BELOW)
+BELOW["simulation"] = EVERYTHING_BELOW | {"arena", "experiments"}
 BELOW["watch"] = {"storage", "trace", "results", "report"}
 ENTRANCES = {"__init__", "__main__", "_moved", "cli"}  # these may import anything
 

@@ -44,6 +44,8 @@ def test_the_list_of_verbs_loads_nothing(words):
         (["train", "--no-such-setting", "1"], "--no-such-setting"),
         (["plan", "deepseekmoe-1b"], "billion"),
         (["plan", "deepseekmoe-3b", "--gpus", "16", "--parallel", "fsdp", "--json"], "gpu_hours"),
+        (["plan", "deepseek-v3", "--cluster", "h800-64"], "imbalance"),
+        (["simulate", "--help"], "--device-tokens"),
         (["report", "nowhere"], "nowhere"),
         (["compare", "--help"], "--schemes"),
         (["place", "--help"], "--redundant"),

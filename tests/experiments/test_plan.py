@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from scipy.integrate import quad
-from scipy.stats import norm
 from torch.utils.flop_counter import FlopCounterMode
 
 import equipoise
@@ -12,7 +10,6 @@ from equipoise.cli.plan import plan_rows
 from equipoise.experiments.plan import (
     GPUS,
     expected_idle_share,
-    expected_maximum,
     flops_per_token,
     plan,
 )
@@ -66,21 +63,6 @@ def test_memory_says_whether_it_fits():
     assert any(
         "does NOT fit" in row[1] for row in plan_rows(plan("deepseekmoe-3b", gpus=1, gpu="RTX4090"))
     )
-
-
-@pytest.mark.parametrize(
-    ("numbers", "mean"), [(1, 0), (2, 1 / np.sqrt(np.pi)), (3, 1.5 / np.sqrt(np.pi))]
-)
-def test_the_largest_of_some_normals(numbers, mean):
-    assert expected_maximum(numbers) == pytest.approx(mean, abs=1e-6)
-
-
-@pytest.mark.parametrize("numbers", [8, 64, 2048, 1_000_000])
-def test_the_largest_of_many_normals(numbers):
-    def density(x):
-        return x * numbers * norm.pdf(x) * norm.cdf(x) ** (numbers - 1)
-
-    assert expected_maximum(numbers) == pytest.approx(quad(density, -10, 10, limit=200)[0])
 
 
 def test_idle_time_is_what_drawn_loads_give():

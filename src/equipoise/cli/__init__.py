@@ -25,6 +25,7 @@ from equipoise.cli.place import PLACE
 from equipoise.cli.plan import PLAN
 from equipoise.cli.record import RECORD
 from equipoise.cli.report import REPORT
+from equipoise.cli.simulate import SIMULATE
 from equipoise.cli.solve import SOLVE
 from equipoise.cli.sweep import SWEEP
 from equipoise.cli.train import TRAIN
@@ -45,6 +46,7 @@ VERBS = (
     TRAIN,
     PLAN,
     PLACE,
+    SIMULATE,
     COMPARE,
     SWEEP,
     REPORT,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from equipoise.cli.step_table import add_cluster_options, show_step_times
 from equipoise.cli.verb import Verb, add_json_flag, given_options
 from equipoise.storage.json_files import json_text
 from equipoise.storage.optional import import_optional
@@ -15,18 +16,27 @@ if TYPE_CHECKING:
 
 def _add_plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "preset", metavar="PRESET", help="tiny, small, deepseekmoe-1b or deepseekmoe-3b"
+        "preset",
+        metavar="MODEL",
+        help="tiny, small, deepseekmoe-1b or deepseekmoe-3b; with --cluster also deepseek-v3, "
+        "kimi-k2 or grug-250b",
     )
+    parser.add_argument(
+        "--cluster",
+        metavar="KIND-NUMBER",
+        help="the time of a step by imbalance, on a cluster such as gb200-64, or on one of a "
+        "YAML file's figures",
+    )
+    add_cluster_options(parser)
     parser.add_argument("--gpus", type=int, default=8, help="how many (default: %(default)s)")
     parser.add_argument("--gpu", default="H100", help="which, by name (default: %(default)s)")
     parser.add_argument(
-        "--utilization", type=float, default=0.3, help="of its peak (default: %(default)s)"
+        "--utilization", type=float, help="of its peak (default: 0.3; with --cluster 0.4)"
     )
     parser.add_argument(
         "--imbalance",
         type=float,
-        default=0.09,
-        help="mean |load - target| / target (default: the paper's 0.09)",
+        help="mean |load - target| / target (default: the paper's 0.09; with --cluster several)",
     )
     parser.add_argument("--steps", type=int, help="instead of the preset's")
     parser.add_argument("--parallel", choices=("ddp", "fsdp"), help="instead of the preset's")
@@ -36,30 +46,44 @@ def _add_plan_options(parser: argparse.ArgumentParser) -> None:
 
 def _run_plan_verb(options: argparse.Namespace) -> None:
     from equipoise import plan
+    from equipoise.costs.step_time import SHOWN_IMBALANCES, check_price
+    from equipoise.costs.workload import PUBLISHED
+    from equipoise.experiments.plan import PAPER_IMBALANCE
+
+    check_price(options.price)
+    asked = options.imbalance
+    if options.cluster:
+        show_step_times(options, [*SHOWN_IMBALANCES] if asked is None else [0.0, asked])
+        return
+    if options.preset in PUBLISHED:
+        raise ValueError(
+            f"{options.preset} is a published model: say where it runs by --cluster, such as "
+            "--cluster h800-2048"
+        )
 
     made = plan(
         options.preset,
         gpus=options.gpus,
         gpu=options.gpu,
-        utilization=options.utilization,
-        imbalance=options.imbalance,
+        utilization=0.3 if options.utilization is None else options.utilization,
+        imbalance=PAPER_IMBALANCE if asked is None else asked,
         **given_options(options, ("steps", "parallel", "micro_batch_size")),
     )
     if options.json:
         print(json_text(made.to_dict()))
     else:
         import_optional("rich", extra="train")
-        _show_plan(made)
+        _show_plan(made, options.price)
 
 
-def _show_plan(made: TrainingPlan) -> None:
+def _show_plan(made: TrainingPlan, price: float | None) -> None:
     from rich.console import Console
 
     from equipoise.experiments.plan import assumptions
     from equipoise.results.terminal_table import terminal_table
 
     table = terminal_table((), title=f"{made.preset} on {made.gpus} x {made.gpu}")
-    for row in plan_rows(made):
+    for row in plan_rows(made, price):
         table.add_row(*row)
     console = Console(highlight=False)
     console.print(table)
@@ -68,7 +92,7 @@ def _show_plan(made: TrainingPlan) -> None:
         console.print(f"  - {line}", markup=False)
 
 
-def plan_rows(made: TrainingPlan) -> list[tuple[str, str]]:
+def plan_rows(made: TrainingPlan, price: float | None = None) -> list[tuple[str, str]]:
     """The table's lines: what, and how much."""
     memory = made.state_gigabytes + made.activation_gigabytes
     verdict = (
@@ -76,6 +100,7 @@ def plan_rows(made: TrainingPlan) -> list[tuple[str, str]]:
         if made.fits
         else "does NOT fit: more GPUs with --parallel fsdp, or a smaller --micro-batch-size"
     )
+    money = "" if price is None else f", {price * made.lost_gpu_hours:,.0f} of money"
     total, active = short_number(made.parameters), short_number(made.active_parameters)
     return [
         ("parameters", f"{total}, of which a token meets {active}"),
@@ -91,7 +116,8 @@ def plan_rows(made: TrainingPlan) -> list[tuple[str, str]]:
         ("routed experts", f"{made.expert_share:.0%} of all FLOPs"),
         (
             f"imbalance {made.imbalance:g}",
-            f"{made.idle_share:.1%} of GPU time idle, {made.lost_gpu_hours:,.1f} GPU hours more",
+            f"{made.idle_share:.1%} of GPU time idle, {made.lost_gpu_hours:,.1f} GPU hours more"
+            f"{money}",
         ),
     ]
 
@@ -111,10 +137,11 @@ PLAN = Verb(
     "plan",
     help="what a training would cost",
     description="Parameters, memory, FLOPs, hours and epochs of a training, and what imbalance "
-    "costs in idle time.",
+    "costs in idle time; with --cluster the time of a step by imbalance, from first principles.",
     examples=(
         "equipoise plan deepseekmoe-1b --gpus 8",
         "equipoise plan deepseekmoe-3b --gpus 16 --gpu A100 --imbalance 0.3 --json",
+        "equipoise plan deepseek-v3 --cluster h800-2048 --hidden 1 --price 2",
     ),
     add_options=_add_plan_options,
     run=_run_plan_verb,

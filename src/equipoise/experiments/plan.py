@@ -12,41 +12,23 @@ and D the hidden size:
     epochs            tokens / tokens of the corpus
 
 What imbalance costs, where experts are spread over the GPUs. Every MoE layer waits for its fullest
-GPU. If loads deviate by m of the target on average, and are normal and independent, an expert's
-load has a standard deviation of m sqrt(pi/2), a GPU with E/G experts one of m sqrt(pi/2) /
-sqrt(E/G), and the fullest of G lies M_G of those above the mean, M_G being the expected maximum of
-G standard normal numbers. All others are idle for that excess, in the part of the time that experts
-take.
+GPU; how full that is follows from the imbalance (costs/fullest.py). All others are idle for that
+excess, in the part of the time that experts take. With a cluster's name the exchange of tokens
+between its GPUs is counted too (step_time.py).
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
+from equipoise.costs.devices import GPUS
+from equipoise.costs.fullest import check_imbalance, expected_excess
+from equipoise.costs.workload import Workload
 from equipoise.model import ModelConfig, count_parameters
 from equipoise.training.config import Config, micro_batch_size
 from equipoise.training.config import preset as training_preset
 
-
-class GPU(NamedTuple):
-    """What a GPU has."""
-
-    teraflops: float
-    """dense bfloat16, as its maker states it"""
-    gigabytes: float
-
-
-GPUS = {
-    "H100": GPU(989, 80),
-    "H200": GPU(989, 141),
-    "B200": GPU(2250, 180),
-    "A100": GPU(312, 80),
-    "L40S": GPU(362, 48),
-    "MI300X": GPU(1307, 192),
-    "RTX4090": GPU(165, 24),
-}
 # Tokens in the training split. WikiText-103 as GPT-2 reads it: the paper's 26.2 billion tokens are
 # about 220 epochs of it. The docstrings depend on what is installed.
 CORPORA = {"wikitext-103": 119_000_000, "docstrings": 6_200_000}
@@ -118,11 +100,7 @@ def plan(
         raise ValueError(
             f"utilization is a share of the GPU's peak, between 0 and 1, not {utilization}"
         )
-    if not 0 <= imbalance < math.inf:
-        raise ValueError(
-            "imbalance is mean |load - target| / target, finite and not negative, but "
-            f"{imbalance} was given"
-        )
+    check_imbalance(imbalance)
     config = training_preset(preset, **changes)
     micro_batch_size(config, gpus)
     counted, model = count_parameters(config.model), config.model
@@ -131,7 +109,7 @@ def plan(
     state = BYTES_PER_PARAMETER * counted.total / (gpus if config.parallel == "fsdp" else 1) / 1e9
     activations = activation_bytes(config, gpus) / 1e9
     gpu_hours = tokens * flops / (GPUS[gpu].teraflops * 1e12 * utilization) / 3600
-    experts = 6 * model.moe_layers * model.top_k * 3 * model.hidden_size * model.expert_size / flops
+    experts = training_workload(preset, config).expert_share if model.moe_layers else 0.0
     corpus = CORPORA.get(config.data)
     return TrainingPlan(
         preset=preset,
@@ -152,6 +130,21 @@ def plan(
         imbalance=imbalance,
         expert_share=experts,
         idle_share=expected_idle_share(imbalance, model.num_experts, gpus, experts),
+    )
+
+
+def training_workload(name: str, config: Config) -> Workload:
+    """A training as the clock of a cluster sees it."""
+    model = config.model
+    return Workload(
+        name=name,
+        tokens=config.batch_size * model.sequence_length,
+        moe_layers=model.moe_layers,
+        num_experts=model.num_experts,
+        top_k=model.top_k,
+        hidden_size=model.hidden_size,
+        expert_size=model.expert_size,
+        flops_per_token=flops_per_token(model),
     )
 
 
@@ -182,32 +175,8 @@ def expected_idle_share(
     imbalance: float, num_experts: int, gpus: int, expert_share: float
 ) -> float:
     """The share of all GPU time lost in waiting, by the formula at the top of the file."""
-    if gpus == 1:
-        return 0.0
-    per_gpu = max(1.0, num_experts / gpus)
-    excess = imbalance * math.sqrt(math.pi / 2) / math.sqrt(per_gpu) * expected_maximum(gpus)
-    longer = expert_share * excess
+    longer = expert_share * expected_excess(imbalance, num_experts, gpus)
     return longer / (1 + longer)
-
-
-def expected_maximum(numbers: int) -> float:
-    """The mean of the largest of so many independent standard normal numbers.
-
-    The trapezoidal rule on a fine grid: for a smooth density that vanishes at both ends it is right
-    to rounding, and needs no package that would take a second to load.
-    """
-    places = (-10 + _GRID_STEP * n for n in range(round(20 / _GRID_STEP) + 1))
-    return _GRID_STEP * math.fsum(
-        x * numbers * _normal_density(x) * (math.erfc(-x / math.sqrt(2)) / 2) ** (numbers - 1)
-        for x in places
-    )
-
-
-_GRID_STEP = 1 / 128
-
-
-def _normal_density(x: float) -> float:
-    return math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
 
 
 def assumptions(made: TrainingPlan) -> list[str]:

@@ -3,16 +3,16 @@
 import sys
 from pathlib import Path
 
-from equipoise.experiments.processes import attempt
+from equipoise.experiments.processes import attempt, job
 
 
 def test_one_process_measures_and_several_run_under_torchrun():
-    alone = attempt.training_command(Path("a.yaml"), attempt.AttemptOptions(measure=True))
+    alone = job.training_command(Path("a.yaml"), job.AttemptOptions(measure=True))
     assert alone == [
         sys.executable,
         *["-m", "equipoise", "train", "--config", "a.yaml", "--measure"],
     ]
-    ranks = attempt.training_command(Path("a.yaml"), attempt.AttemptOptions(processes=2))
+    ranks = job.training_command(Path("a.yaml"), job.AttemptOptions(processes=2))
     assert "torch.distributed.run" in ranks
     assert "--nproc-per-node=2" in ranks
 

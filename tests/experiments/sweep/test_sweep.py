@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.experiments.processes import attempt
+from equipoise.experiments.processes import attempt, job
 from equipoise.experiments.sweep.grid import Grid
 from equipoise.experiments.sweep.sweep import sweep
 from equipoise.storage import locks
@@ -21,10 +21,10 @@ from equipoise.training import Stopped
 
 FAKE = Path(__file__).with_name("fake_training.py")
 SWEEP = f"""
-from equipoise.experiments.processes import attempt
+from equipoise.experiments.processes import attempt, job
 from equipoise.experiments.sweep import sweep
 from equipoise.experiments.sweep.grid import Grid
-attempt.training_command = lambda wanted, _: [{sys.executable!r}, {str(FAKE)!r}, str(wanted)]
+job.training_command = lambda wanted, _: [{sys.executable!r}, {str(FAKE)!r}, str(wanted)]
 sweep.prepare_corpus = lambda *_, **__: None
 sweep.sweep(Grid("test", {{}}, [{{"seed": [60]}}]), "out")
 """
@@ -33,7 +33,7 @@ sweep.sweep(Grid("test", {{}}, [{{"seed": [60]}}]), "out")
 @pytest.fixture(autouse=True)
 def faked(monkeypatch):
     monkeypatch.setattr(
-        attempt,
+        job,
         "training_command",
         lambda wanted, processes: [sys.executable, str(FAKE), str(wanted)],
     )
@@ -185,7 +185,7 @@ def test_a_killed_sweep_leaves_no_training_behind(tmp_path):
 def test_a_killed_guard_takes_its_training_along(tmp_path):
     """And the trial is begun again, when that has left."""
     [trial] = grid(seed=[60]).trials(tmp_path)
-    begun_here = attempt.begin_attempt(trial.job, attempt.AttemptOptions())
+    begun_here = attempt.begin_attempt(trial.job, job.AttemptOptions())
     wait_for(lambda: begun(tmp_path))
     time.sleep(0.3)
     begun_here.process.kill()

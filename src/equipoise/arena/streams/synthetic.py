@@ -155,8 +155,11 @@ class Synthetic(Stream):
         centre = torch.from_numpy(self.popularity_at(step)).float().expand(self.num_tokens, -1)
         if self.sequence_offset:
             centre = centre + self._sequence_offsets(step)
-        scores = self._draw(centre, _rng_for(self.seed, _TOKENS, step))
+        scores = self._draw(centre, self._tokens_rng(step))
         return self._padded(scores, step) if self.padding else Batch(scores)
+
+    def _tokens_rng(self, step: int) -> np.random.Generator:
+        return _rng_for(self.seed, _TOKENS, step)
 
     def _draw(self, centre: Tensor, rng: np.random.Generator) -> Tensor:
         shape = tuple(centre.shape)
@@ -196,3 +199,22 @@ class Synthetic(Stream):
 def _rng_for(seed: int, *purpose: int) -> np.random.Generator:
     """A generator for one purpose: what it draws depends on nothing else that is drawn."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *purpose])))
+
+
+class PooledTokens(Synthetic):
+    """The same tokens in every batch, while the experts' popularity moves below them: a pool that
+    stands for all tokens there are. A batch of any size is so many of them, drawn with replacement.
+
+    Without sequences and padding, whose random numbers are those of a step.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sequence_offset or self.padding:
+            raise ValueError(
+                f"{self.name} has sequences or padding, which a pool of tokens has not: choose "
+                "another stream"
+            )
+
+    def _tokens_rng(self, step: int) -> np.random.Generator:
+        return _rng_for(self.seed, _TOKENS)

@@ -18,21 +18,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from equipoise.experiments.processes import guard
 from equipoise.experiments.processes.job import (
     ERRORS_FILE,
-    Job,
+    AttemptOptions,
+    Work,
     explain_failure,
     record_failure,
 )
 from equipoise.results.run import FAILURE_FILE, load_failure
-from equipoise.storage.atomic import write_text
 from equipoise.storage.locks import RUN_LOCK, take_lock
-from equipoise.training.config import write_yaml
 
 AttemptOutcome = Literal["finished", "failed", "busy"]
 """busy: another process has its lock"""
@@ -40,30 +38,14 @@ MAX_TRIES = 3
 PROCESS_POLL_SECONDS = 0.25
 
 
-@dataclass(frozen=True)
-class AttemptOptions:
-    """What a trial runs with, and what is kept of it."""
-
-    processes: int = 1
-    """more than one: under torchrun"""
-    threads: int = 1
-    """of each process, unless OMP_NUM_THREADS says otherwise"""
-    keep_checkpoints: bool = False
-    """a finished trial's checkpoint is deleted otherwise: 216 of the 1B model are terabytes"""
-    measure: bool = False
-    """measure it when it is finished, in its own process (with one process only): measuring then
-    runs beside other trials
-    """
-
-
-def outcome_of(job: Job) -> AttemptOutcome | None:
+def outcome_of(job: Work) -> AttemptOutcome | None:
     """How the job ended, as its folder shows; None if it has not."""
     if job.finished:
         return "finished"
     return "failed" if load_failure(job.folder) is not None else None
 
 
-def clear_failures(jobs: Iterable[Job]) -> None:
+def clear_failures(jobs: Iterable[Work]) -> None:
     """Delete failure.json, so that failed jobs are tried again; not while another process is at
     one.
     """
@@ -74,7 +56,7 @@ def clear_failures(jobs: Iterable[Job]) -> None:
             os.close(lock)
 
 
-def begin_attempt(job: Job, options: AttemptOptions) -> Attempt | AttemptOutcome:
+def begin_attempt(job: Work, options: AttemptOptions) -> Attempt | AttemptOutcome:
     """Start the trial, or say why not: it has ended, or another process is at it."""
     if outcome := outcome_of(job):
         return outcome
@@ -92,11 +74,11 @@ def begin_attempt(job: Job, options: AttemptOptions) -> Attempt | AttemptOutcome
 class Attempt:
     """A trial that is running, and whose lock we hold."""
 
-    def __init__(self, job: Job, options: AttemptOptions, lock: int) -> None:
+    def __init__(self, job: Work, options: AttemptOptions, lock: int) -> None:
         self.job, self.options, self.tries = job, options, 0
         self.lock: int | None = lock
         try:
-            write_text(job.folder / "wanted.yaml", write_yaml(replace(job.config, resume=True)))
+            job.prepare()
             self._start()
         except BaseException:
             os.close(lock)
@@ -156,7 +138,7 @@ class Attempt:
     def _start(self) -> None:
         assert self.lock is not None
         self.tries += 1
-        command = training_command(self.job.folder / "wanted.yaml", self.options)
+        command = self.job.command(self.options)
         with (self.job.folder / ERRORS_FILE).open("wb") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, guard.__file__, str(self.lock), *command],
@@ -178,15 +160,6 @@ class Attempt:
         reason = explain_failure(self.job.folder, 128 - code if code > 128 else code)
         record_failure(self.job.folder, reason + times)
         return "failed"
-
-
-def training_command(wanted: Path, options: AttemptOptions) -> list[str]:
-    """The command that trains by the config in `wanted`."""
-    train = ["-m", "equipoise", "train", "--config", str(wanted)]
-    if options.processes > 1:
-        ranks = f"--nproc-per-node={options.processes}"
-        return [sys.executable, "-m", "torch.distributed.run", "--standalone", ranks, *train]
-    return [sys.executable, *train, *(["--measure"] if options.measure else [])]
 
 
 def training_environment(ours: Mapping[str, str], threads: int) -> dict[str, str]:

@@ -1,26 +1,15 @@
-"""One display for many trainings: a bar over all steps, one for each training that runs, and a line
-for each that ends.
+"""One display for many jobs: a bar over all steps, one for each job that runs, and a line for each
+that ends.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
-from equipoise.results.run import (
-    METRICS_FILE,
-    StepMetrics,
-    is_finished,
-    load_failure,
-    load_result,
-)
+from equipoise.experiments.processes.job import Work
+from equipoise.results.run import load_failure
 from equipoise.storage.optional import import_optional
-
-LAST_BYTES = 65536
-"""read from the end of metrics.jsonl: more than one line, however many layers there are"""
 
 
 class Display:
@@ -65,36 +54,25 @@ class Display:
     ) -> None:
         self._bars.stop()
 
-    def started(self, name: str, steps: int) -> None:
-        self._tasks[name] = self._bars.add_task(name, total=steps, about="starting")
+    def started(self, job: Work) -> None:
+        self._tasks[job.name] = self._bars.add_task(job.name, total=job.steps, about="starting")
 
-    def watch(self, name: str, folder: Path, steps: int = 0) -> None:
-        """Show how far it is. `steps` is for one that was not announced by `started`."""
-        if name not in self._tasks:
-            self.started(name, steps)
-        if row := read_last_step(folder):
-            about = f"loss {row['loss']:.3f}  imbalance {row['imbalance']:.3f}"
-            self._bars.update(self._tasks[name], completed=row["step"], about=about)
-            self._count_steps(name, row["step"])
+    def watch(self, job: Work) -> None:
+        """Show how far it is; it need not have been announced by `started`."""
+        if job.name not in self._tasks:
+            self.started(job)
+        if progress := job.progress():
+            steps, about = progress
+            self._bars.update(self._tasks[job.name], completed=steps, about=about)
+            self._count_steps(job.name, steps)
 
-    def finished(self, name: str, folder: Path) -> None:
-        result = load_result(folder)
-        self._count_steps(name, result["steps"])
-        self._end(
-            name,
-            f"{name}: validation loss {result['validation_loss']:.4f}, imbalance "
-            f"{result['imbalance']:.4f}, {result['seconds']:.0f} s",
-        )
-
-    def failed(self, name: str, error: str) -> None:
-        self._end(name, f"{name}: FAILED. {error}")
-
-    def ended(self, name: str, folder: Path) -> None:
+    def ended(self, job: Work) -> None:
         """Finished or failed: its folder says which."""
-        if is_finished(folder):
-            self.finished(name, folder)
+        if job.finished:
+            self._count_steps(job.name, job.steps)
+            self._end(job.name, f"{job.name}: {job.result_line()}")
         else:
-            self.failed(name, str(load_failure(folder)))
+            self._end(job.name, f"{job.name}: FAILED. {load_failure(job.folder)}")
 
     def note(self, text: str) -> None:
         """Beside the bar over all."""
@@ -111,20 +89,3 @@ class Display:
         if name in self._tasks:
             self._bars.remove_task(self._tasks.pop(name))
         self._console.print(line)
-
-
-def read_last_step(folder: Path) -> StepMetrics | None:
-    """The newest step of a run, from the end of its metrics.jsonl; None before the first one."""
-    path = folder / METRICS_FILE
-    if not path.exists():
-        return None
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - LAST_BYTES))
-        lines = file.read().decode("utf-8", "replace").splitlines()
-    for line in reversed(lines):
-        # not JSON: a line that is being written, or the one cut by the seek
-        with contextlib.suppress(ValueError):
-            row = json.loads(line)
-            if isinstance(row, dict) and row.get("kind") == "train":
-                return cast(StepMetrics, row)
-    return None

@@ -14,9 +14,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from equipoise.experiments.processes.attempt import AttemptOptions, clear_failures
+from equipoise.experiments.processes.attempt import clear_failures
 from equipoise.experiments.processes.display import Display
-from equipoise.experiments.processes.job import Job, refuse_other_run
+from equipoise.experiments.processes.job import AttemptOptions, Job, refuse_other_run
 from equipoise.experiments.processes.local import LocalEngine
 from equipoise.results.run import load_failure
 from equipoise.training import train

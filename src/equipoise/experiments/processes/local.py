@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from equipoise.experiments.processes.attempt import (
     PROCESS_POLL_SECONDS,
     Attempt,
-    AttemptOptions,
     begin_attempt,
 )
 from equipoise.experiments.processes.display import Display
-from equipoise.experiments.processes.job import Job
+from equipoise.experiments.processes.job import AttemptOptions, Work
 from equipoise.training.stopping import Stopped, StopSignals
 
 BUSY_POLL_SECONDS = 1.0
@@ -32,7 +31,7 @@ class LocalEngine:
             raise ValueError(f"at least one trial at once, not {workers}")
         self.workers, self.options = workers, options
 
-    def run(self, jobs: Sequence[Job], display: Display) -> None:
+    def run(self, jobs: Sequence[Work], display: Display) -> None:
         """Until every job is finished or failed, here or in another process.
 
         Raises:
@@ -65,9 +64,9 @@ class LocalEngine:
             self.waiting.remove(job)
             if isinstance(begun, Attempt):
                 self.running.append(begun)
-                self.display.started(job.name, job.config.steps)
+                self.display.started(job)
             else:
-                self.display.ended(job.name, job.folder)
+                self.display.ended(job)
         if self.waiting:
             # other processes have all of them
             self._looked = time.monotonic()
@@ -76,11 +75,11 @@ class LocalEngine:
     def _poll_running(self) -> None:
         for attempt in list(self.running):
             job = attempt.job
-            self.display.watch(job.name, job.folder)
+            self.display.watch(job)
             if attempt.poll() is not None:
                 self.running.remove(attempt)
                 self._looked = 0.0
-                self.display.ended(job.name, job.folder)
+                self.display.ended(job)
 
     def _stop_all(self) -> None:
         """Ask all first, so that they write their checkpoints at the same time."""

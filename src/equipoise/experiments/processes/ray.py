@@ -24,14 +24,13 @@ from typing import Any
 from equipoise.experiments.processes.attempt import (
     MAX_TRIES,
     Attempt,
-    AttemptOptions,
     AttemptOutcome,
     begin_attempt,
     outcome_of,
 )
-from equipoise.experiments.processes.display import Display, read_last_step
+from equipoise.experiments.processes.display import Display
 from equipoise.experiments.processes.guard import STOP_SECONDS
-from equipoise.experiments.processes.job import Job, record_failure
+from equipoise.experiments.processes.job import AttemptOptions, Work, record_failure
 from equipoise.experiments.processes.local import STOPPED_MESSAGE
 from equipoise.storage.optional import import_optional
 from equipoise.training.stopping import Stopped, StopSignals
@@ -55,7 +54,7 @@ class RayEngine:
             raise ValueError(f"a trial needs CPUs or GPUs, not {cpus:g} and {gpus:g}")
         self.address, self.cpus, self.gpus, self.options = address, cpus, gpus, options
 
-    def run(self, jobs: Sequence[Job], display: Display) -> None:
+    def run(self, jobs: Sequence[Work], display: Display) -> None:
         """Until every job is finished or failed. Raises Stopped as the local engine does."""
         ray = import_optional("ray", extra="ray")
         ours = not ray.is_initialized()
@@ -70,7 +69,7 @@ class RayEngine:
             if ours:
                 ray.shutdown()
 
-    def _run_tasks(self, ray: ModuleType, jobs: Sequence[Job], display: Display) -> None:
+    def _run_tasks(self, ray: ModuleType, jobs: Sequence[Work], display: Display) -> None:
         self._check_room(ray, display)
         needs = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_retries": MAX_TRIES - 1}
         remote = ray.remote(**needs)(attempt_on_worker)
@@ -102,11 +101,11 @@ class _RayTasks:
         self, ray: ModuleType, remote: Any, options: AttemptOptions, display: Display
     ) -> None:
         self.ray, self.remote, self.options, self.display = ray, remote, options, display
-        self.tasks: dict[Any, Job] = {}
-        self.busy: dict[str, tuple[float, Job]] = {}
+        self.tasks: dict[Any, Work] = {}
+        self.busy: dict[str, tuple[float, Work]] = {}
         self.seen: dict[str, int] = {}
 
-    def run(self, jobs: Sequence[Job]) -> None:
+    def run(self, jobs: Sequence[Work]) -> None:
         with StopSignals() as signals:
             try:
                 for job in jobs:
@@ -120,7 +119,7 @@ class _RayTasks:
             finally:
                 self._cancel_tasks()
 
-    def _submit(self, job: Job) -> None:
+    def _submit(self, job: Work) -> None:
         self.tasks[self.remote.remote(job, self.options, os.getcwd())] = job
 
     def _collect_ended(self) -> None:
@@ -134,9 +133,9 @@ class _RayTasks:
                 self.busy[job.name] = (time.monotonic(), job)
                 self.display.note(f"{len(self.busy)} in other processes")
             else:
-                self.display.ended(job.name, job.folder)
+                self.display.ended(job)
 
-    def _outcome(self, task: Any, job: Job) -> AttemptOutcome:
+    def _outcome(self, task: Any, job: Work) -> AttemptOutcome:
         try:
             outcome = self.ray.get(task)
         except self.ray.exceptions.RayError as error:
@@ -161,10 +160,9 @@ class _RayTasks:
     def _show_progress(self) -> None:
         """Ray does not say which task has begun; the trials' own files do, once they change."""
         for job in self.tasks.values():
-            row = read_last_step(job.folder)
-            step = row["step"] if row else 0
+            step, _ = job.progress() or (0, "")
             if step != self.seen.setdefault(job.name, step):
-                self.display.watch(job.name, job.folder, job.config.steps)
+                self.display.watch(job)
 
     def _cancel_tasks(self) -> None:
         """Tasks that wait are dropped; those that run write a checkpoint."""
@@ -189,7 +187,7 @@ def connect_to_cluster(ray: ModuleType, address: str | None) -> None:
         ) from None
 
 
-def attempt_on_worker(job: Job, options: AttemptOptions, folder: str) -> AttemptOutcome:
+def attempt_on_worker(job: Work, options: AttemptOptions, folder: str) -> AttemptOutcome:
     """What a Ray worker does. `folder`: what relative paths of the grid are relative to."""
     if not Path(folder).is_dir():
         raise ValueError(f"{platform.node()} has no folder {folder}: all machines must share it")

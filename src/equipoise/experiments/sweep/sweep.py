@@ -14,16 +14,13 @@ to its axes are new trials in the same folder. Any other grid is refused.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from equipoise.experiments.processes.attempt import AttemptOptions, clear_failures, outcome_of
+from equipoise.experiments.processes.attempt import clear_failures, outcome_of
 from equipoise.experiments.processes.display import Display
-from equipoise.experiments.processes.job import Job
-from equipoise.experiments.processes.local import LocalEngine
-from equipoise.experiments.processes.ray import RayEngine
+from equipoise.experiments.processes.engines import Engine, make_engine
 from equipoise.experiments.sweep.grid import Grid, Trial, read_grid
 from equipoise.experiments.sweep.ranking import rank_settings, scheme_of
 from equipoise.results.sweep import (
@@ -48,16 +45,8 @@ from equipoise.training.settings import (
     refuse_other_settings,
 )
 
-ENGINES = ("local", "ray")
 FOLDER_LOCK = ".sweep-lock"
 """held for moments; not the lock that a comparison holds while it runs"""
-
-
-class Engine(Protocol):
-    """Brings jobs to their end."""
-
-    def run(self, jobs: Sequence[Job], display: Display) -> None:
-        """Until each is finished or failed."""
 
 
 @accept_old_argument("at_once", "workers")
@@ -93,7 +82,7 @@ def sweep(
     processes = max(1, int(gpus_per_trial)) if processes_per_trial is None else processes_per_trial
     if processes < 1:
         raise ValueError(f"at least one process for a trial, not {processes}")
-    chosen = _make_engine(
+    chosen = make_engine(
         engine, workers, address, cpus_per_trial, gpus_per_trial, processes, keep_checkpoints
     )
     enter_folder(folder, trials)
@@ -104,26 +93,6 @@ def sweep(
     finally:
         found = write_ranking(folder)
     return found.to_json()
-
-
-def _make_engine(
-    name: str,
-    workers: int,
-    address: str | None,
-    cpus: float,
-    gpus: float,
-    processes: int,
-    keep: bool,
-) -> Engine:
-    if name == "local":
-        if address is not None:
-            raise ValueError("--address names a Ray cluster: it goes with --engine ray")
-        threads = max(1, (os.cpu_count() or 1) // (workers * processes)) if workers > 0 else 1
-        return LocalEngine(workers, AttemptOptions(processes, threads, keep))
-    if name == "ray":
-        options = AttemptOptions(processes, max(1, int(cpus) // processes), keep)
-        return RayEngine(address, cpus, gpus, options)
-    raise ValueError(f"no engine {name!r}: there are {' and '.join(ENGINES)}")
 
 
 def _run_trials(engine: Engine, trials: Sequence[Trial], *, prepare_first: bool) -> None:
