@@ -3,6 +3,7 @@ same scores.
 """
 
 import json
+import shutil
 from pydoc_data.topics import topics
 
 import numpy as np
@@ -179,6 +180,23 @@ def test_the_verb_on_a_model(folder, capsys, tmp_path):
     assert (
         (tmp_path / "figures/margins.csv").read_text().startswith("layer,margin from,tokens,bf16")
     )
+
+
+def test_a_shift_that_only_the_sidecar_has_is_its_bias(folder, tmp_path):
+    """qwen3_moe has no bias of its own."""
+    transformers = pytest.importorskip("transformers")
+    shutil.copytree(folder / "model", tmp_path / "model")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "model")
+    balancing = equipoise.balance(model, "deepseek")
+    shift = 0.1 * torch.randn(balancing.routers[0].found.spec.num_experts)
+    balancing.routers[0].shift.set(shift)
+    balancing.save(tmp_path / "model")
+    text, few = folder / "text.txt", {"batches": 1, "batch_size": 1, "precisions": ["bf16"]}
+    found = equipoise.router_precision(tmp_path / "model", text, **few)
+    without = equipoise.router_precision(folder / "model", text, **few)
+    assert without.layers[0].effect_of("bf16").bias is None
+    assert found.layers[0].effect_of("bf16").bias is not None
+    assert found.layers[0].margin != without.layers[0].margin
 
 
 def test_a_trace_has_scores_and_a_recording_margins(folder, capsys, tmp_path):

@@ -105,12 +105,19 @@ def test_the_verb(tmp_path, capsys):
     assert main(["agree", first, str(tmp_path / "no.npz")]) == 2
 
 
+def test_tokens_that_no_layer_compares_are_left_out():
+    padding = [[-1, -1]] * 4
+    pair = [recording([*rows, *padding], [*rows, *padding]) for rows in (ROWS, OTHER_ROWS)]
+    assert equipoise.agree(*pair).tokens_differ == 3 / 4
+
+
 def test_layers_of_other_tokens_are_counted_apart():
     pair = [ExpertChoices({"text": A["layers.0"]}), ExpertChoices({"text": B["layers.0"]})]
     for each in pair:
         each.add_rows("pictures", np.array([[0, 1]]))
     found = equipoise.agree(*pair)
-    assert found.tokens_differ == 1 / 5
+    # three of text that both know, and one of a picture
+    assert found.tokens_differ == 1 / 4
     assert found.choices_differ == pytest.approx((1 / 2) / 4)
 
 

@@ -41,24 +41,28 @@ def spec_of(score, fill=None):
 def test_measures_by_hand():
     ranked, taken = torch.tensor([[0.1, 0.4, 0.3, 0.2]]), torch.tensor([[1, 0]])
     shift = torch.tensor([0.0, -1.0, 0.0, 0.0])
-    found = measure_choice(ranked, taken, spec_of("softmax"), shift, None)
+    found = measure_choice(ranked, ranked, taken, spec_of("softmax"), shift, None)
     # 0.3 and 0.2 are chosen and 0.1 is not; the gates are of what was taken, without the shift
     assert found.margins.tolist() == pytest.approx([0.1])
     assert found.levels.tolist() == pytest.approx([0.2])
     assert found.gates.tolist()[0] == pytest.approx([0.8, 0.2])
-    found = measure_choice(ranked + shift, taken, spec_of("softmax"), None, shift)
+    found = measure_choice(ranked + shift, ranked + shift, taken, spec_of("softmax"), None, shift)
     assert found.gates.tolist()[0] == pytest.approx([0.8, 0.2])
     assert found.margins.tolist() == pytest.approx([0.1])
-    found = measure_choice(ranked, taken, spec_of("identity"), None, None)
+    found = measure_choice(ranked, ranked, taken, spec_of("identity"), None, None)
     assert found.gates.tolist()[0] == pytest.approx(torch.tensor([0.4, 0.1]).softmax(0).tolist())
 
 
 def test_where_no_other_may_be_chosen_the_margin_is_infinite():
     ranked = torch.tensor([[0.5, 0.3, -torch.inf, -torch.inf]])
-    found = measure_choice(ranked, torch.tensor([[0, 2]]), spec_of("sigmoid"), None, None)
+    found = measure_choice(ranked, ranked, torch.tensor([[0, 2]]), spec_of("sigmoid"), None, None)
     assert found.margins.tolist() == [torch.inf]
     assert found.levels.tolist() == pytest.approx([0.3])
     assert found.gates.tolist() == [[1.0, 0.0]]
+    # where it is seen what they were before groups were masked, gates are of these
+    scores = torch.tensor([[0.5, 0.3, 0.1, 0.1]])
+    found = measure_choice(ranked, scores, torch.tensor([[0, 2]]), spec_of("sigmoid"), None, None)
+    assert found.gates[0].tolist() == pytest.approx([5 / 6, 1 / 6])
 
 
 def test_damaged_measures_are_refused(tmp_path):

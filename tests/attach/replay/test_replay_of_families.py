@@ -1,5 +1,6 @@
 """Every family, recorded and replayed: its own experts to the last bit, others exactly as asked."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -37,7 +38,7 @@ def test_its_own_experts_give_its_own_logits(family):
             # a shift that changes the choice
             router.shift.set(0.3 * torch.randn(router.found.spec.num_experts))
         plain = answer_of(model, inputs)
-        with balancing.record_experts() as recording:
+        with balancing.record_experts(margins=True) as recording:
             recorded = answer_of(model, inputs)
         with balancing.replay(recording) as replayed:
             again = answer_of(model, inputs)
@@ -45,6 +46,10 @@ def test_its_own_experts_give_its_own_logits(family):
     assert torch.equal(plain, again)
     assert replayed.live_share == 0
     assert len(recording.layers) >= 1
+    for layer in recording.layers:
+        assert (recording.margins[layer] >= 0).all()
+        assert np.isfinite(recording.levels[layer]).all()
+        assert recording.gates[layer].sum(1) == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=str)

@@ -60,25 +60,40 @@ def agree(
         raise ValueError(f"ulps must be a number above 0, not {ulps}")
     found: list[LayerAgreement] = []
     # by the number of tokens, since a model may route those of pictures apart from those of text
-    differed: dict[int, Rows] = {}
+    seen: dict[int, _TokensSeen] = {}
     start: FirstDifference | None = None
     for mine, other in _pair_layers(ours.layers, theirs.layers):
         _check_pair(mine, ours[mine], theirs[other])
         pair = pair_layer(ours, theirs, mine, other)
-        before = differed.setdefault(len(pair.known), np.zeros(len(pair.known), bool))
-        found.append(summarize_pair(pair, before, rounding, ulps))
+        before = seen.setdefault(len(pair.known), _TokensSeen(len(pair.known)))
+        found.append(summarize_pair(pair, before.differed, rounding, ulps))
         start = start or _first_difference(pair)
-        before |= pair.differ
+        before.add_layer(pair)
     choices = sum(layer.tokens * layer.choices_differ for layer in found)
-    tokens = sum(int(each.sum()) for each in differed.values())
+    differed, known = (
+        sum(int(getattr(each, name).sum()) for each in seen.values())
+        for name in ("differed", "known")
+    )
     return Agreement(
         found,
         choices / max(1, sum(layer.tokens for layer in found)),
-        tokens / max(1, sum(differed)),
+        differed / max(1, known),
         start,
         None if rounding is None else rounding.name,
         ulps if rounding is not None else 0.0,
     )
+
+
+class _TokensSeen:
+    """(T,) bool: tokens that were compared in some layer so far, and those that differed."""
+
+    def __init__(self, tokens: int) -> None:
+        self.known = np.zeros(tokens, bool)
+        self.differed = np.zeros(tokens, bool)
+
+    def add_layer(self, pair: LayerPair) -> None:
+        self.known |= pair.known
+        self.differed |= pair.differ
 
 
 def _first_difference(pair: LayerPair) -> FirstDifference | None:

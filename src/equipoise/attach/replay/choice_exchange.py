@@ -191,6 +191,6 @@ class ChoiceExchange:
             recording.add_rows(self.name, rows)
             return
         shift, bias = (None if each is None else each() for each in (self.shift, self.bias))
-        found = measure_choice(ranked, taken, self.spec, shift, bias)
+        found = measure_choice(ranked, ranked, taken, self.spec, shift, bias)
         margins, levels, gates = (each.cpu().numpy() for each in found)
         recording.add_rows(self.name, rows, margins, levels=levels, gates=gates)

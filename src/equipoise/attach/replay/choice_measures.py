@@ -27,19 +27,26 @@ class ChoiceMeasures(NamedTuple):
 
 
 def measure_choice(
-    ranked: Tensor, taken: Tensor, spec: RoutingSpec, shift: Tensor | None, bias: Tensor | None
+    ranked: Tensor,
+    scores: Tensor,
+    taken: Tensor,
+    spec: RoutingSpec,
+    shift: Tensor | None,
+    bias: Tensor | None,
 ) -> ChoiceMeasures:
     """Measure one run of a router.
 
     Args:
         ranked: (..., E) what it ranked.
+        scores: (..., E) the same before groups were masked, where gates come from.
         taken: (T, K) the experts that were taken.
         spec: how it chooses.
         shift: (E,) what was added before the choice, and is not in `ranked`.
-        bias: (E,) what the model has added, and is in `ranked`.
+        bias: (E,) what the model has added, and is in both.
     """
     values = ranked.detach().reshape(-1, spec.num_experts).float()
-    gates = _share_gates(values if bias is None else values - bias.to(values.device), taken, spec)
+    own = scores.detach().reshape(-1, spec.num_experts).float()
+    gates = _share_gates(own if bias is None else own - bias.to(own.device), taken, spec)
     if shift is not None:
         shifted = values + shift.to(values.device)
         values = shifted.masked_fill(values == 0, -torch.inf) if spec.fill == 0 else shifted

@@ -41,10 +41,10 @@ function drawMargins(figures) {
     range: [lowest - 0.6, highest + 0.6], tickvals: ticks.map((power) => power / Math.log10(2)), ticktext: ticks.map((power) => `1e${power}`),
   };
   const middles = octaves.map((octave) => octave + 0.5);
-  const bars = { type: "bar", x: middles, y: margins.map((each) => each / total), width: 0.9, marker: { color: faded("#8a8f99", 0.7) }, customdata: margins,
+  const bars = { type: "bar", name: "tokens", x: middles, y: margins.map((each) => each / total), width: 0.9, marker: { color: faded("#8a8f99", 0.7) }, customdata: margins,
     text: octaves.map((octave) => (2 ** octave).toPrecision(2)), textposition: "none", hovertemplate: "margin from %{text}: %{y:.2p} of tokens (%{customdata:,})<extra></extra>" };
   const lines = precisions.map((name) => ({ type: "line", yref: "paper", y0: 0, y1: 1, x0: Math.log2(ulps[name]), x1: Math.log2(ulps[name]), line: { color: PRECISION_COLORS[name], width: 2, dash: "dash" } }));
-  const annotations = precisions.map((name) => ({ x: Math.log2(ulps[name]), y: 1, yref: "paper", yanchor: "bottom", text: `ulp of ${name}`, showarrow: false, font: { color: PRECISION_COLORS[name] } }));
+  const annotations = precisions.map((name) => ({ x: Math.log2(ulps[name]), y: 1, yref: "paper", yanchor: "bottom", text: narrow.matches ? name : `ulp of ${name}`, showarrow: false, font: { color: PRECISION_COLORS[name] } }));
   const margin = { l: 56, r: 10, t: 24, b: 40 };
   Plotly.react($("histogram"), [bars], layout({ margin, xaxis: { ...xaxis, title: { text: "margin" } }, yaxis: { tickformat: ".0%", title: { text: "share of tokens" } }, shapes: lines, annotations }), CONFIG);
   $("flips").parentElement.hidden = !computed;
@@ -56,7 +56,7 @@ function drawMargins(figures) {
     line: { color: PRECISION_COLORS[name], width: 2, dash }, hovertemplate: `${name}${words}: %{y:.2p} of these change<extra></extra>`,
   })));
   Plotly.react($("flips"), flips, layout({ margin, xaxis: { ...xaxis, title: { text: "margin" } }, yaxis: { tickformat: ".0%", rangemode: "tozero", title: { text: "of these, change" } },
-    shapes: lines, showlegend: true, legend: { x: 1, xanchor: "right", y: 1 } }), CONFIG);
+    shapes: lines, showlegend: true, legend: { orientation: "h", y: -0.42, yanchor: "top", x: 0 } }), CONFIG);
 }
 
 run((figures) => {
