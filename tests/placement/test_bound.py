@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from equipoise.placement.bound import bound_of_batches, least_fullest, least_pieces
 from equipoise.placement.cluster import Cluster
 from equipoise.placement.device_loads import fullest_device
+from equipoise.placement.shared_copies import bound_of_weights, shared_bound
 from tests.placement.made import every_placement
 
 SIZES = [(4, 2, 0), (6, 3, 0), (6, 2, 0), (3, 3, 3), (4, 2, 2), (5, 3, 1), (2, 2, 4)]
@@ -55,3 +56,25 @@ def test_mean_loads_may_bound_better():
     cluster = Cluster.checked(2, 3, 1)
     assert bound_of_batches(loads, cluster).tolist() == [1.5, 1.5]
     assert least_fullest(loads, cluster) == 2
+
+
+def test_all_batches_share_their_copies():
+    """Three copies of the expert that is asked for would do, but each has two."""
+    loads = np.array([[8.0, 0], [0, 8]])
+    cluster = Cluster.checked(2, 4, 2)
+    assert bound_of_batches(loads, cluster).tolist() == [8 / 3, 8 / 3]
+    assert shared_bound(loads, cluster) == pytest.approx(4, rel=1e-3)
+    assert least_fullest(loads, cluster) <= 4
+
+
+@given(st.sampled_from([each for each in SIZES if each[2]]), st.integers(0, 10**6))
+@settings(max_examples=40, deadline=None)
+def test_any_weights_bound(sizes, seed):
+    """What the descent finds decides how good the bound is, never whether it holds."""
+    rng = np.random.default_rng(seed)
+    loads = rng.integers(0, 50, (3, sizes[0])).astype(float)
+    weights = rng.random((3, sizes[0])) ** 3
+    weights /= np.maximum(1, weights.sum(1, keepdims=True))
+    bound = bound_of_weights(loads, loads.sum(1) / sizes[1], weights, sizes[0] + sizes[2])
+    best = min(fullest_device(loads, slots) for slots in PLACEMENTS[sizes])
+    assert bound <= best * (1 + 1e-12)

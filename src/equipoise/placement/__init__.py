@@ -11,7 +11,7 @@ and not the fullest device under mean loads.
     starts           EPLB's placement, and one that sees every batch
     search           local search on the cost (state, swaps, copies: its kernels)
     exact            small layers by an integer program
-    bound            what no placement can be better than, with proofs
+    bound            what no placement can be better than, with proofs (and shared_copies)
     place            all layers; the public function
     result           what was found, beside others
     maps             files of vLLM, SGLang, vllm-ascend

@@ -15,7 +15,8 @@ copies. Whatever the placement, the fullest device of that batch has at least
 
 The cost is a mean over batches, so the mean of these per-batch bounds is below it. It is also at
 least the fullest device under the mean loads (a mean of maxima is not below the maximum of means:
-Jensen), so the same three bounds on the mean loads hold too. What is returned is the greatest.
+Jensen), so the same three bounds on the mean loads hold too. With redundant copies there is a
+fourth, in shared_copies.py: all batches have the same copies. What is returned is the greatest.
 
 The first two hold also where copies of an expert may share a device, or where groups are kept
 within nodes: constraints only raise the cost.
@@ -26,6 +27,7 @@ from __future__ import annotations
 import numpy as np
 
 from equipoise.placement.cluster import Cluster
+from equipoise.placement.shared_copies import shared_bound
 from equipoise.storage.arrays import Array
 
 
@@ -33,7 +35,8 @@ def least_fullest(loads: Array, cluster: Cluster) -> float:
     """No placement of a layer costs less than this, in tokens; loads (B, E)."""
     loads = np.asarray(loads, np.float64)
     together = loads.mean(0, keepdims=True)
-    return max(float(bound_of_batches(each, cluster).mean()) for each in (loads, together))
+    by_batch = [float(bound_of_batches(each, cluster).mean()) for each in (loads, together)]
+    return max(*by_batch, shared_bound(loads, cluster))
 
 
 def bound_of_batches(loads: Array, cluster: Cluster) -> Array:
