@@ -1,7 +1,9 @@
 """What even loads within sequences cost: affinity on streams, and loss in trainings.
 
     python benchmarks/within_sequences.py frontier --out results/within          two minutes
+    python benchmarks/within_sequences.py draw --out results/within              its picture
     python benchmarks/within_sequences.py train --out results/within             half an hour
+    python benchmarks/within_sequences.py cost                                   seconds
 
 `frontier` replays streams with sequences under `moving_quantile` at each strength: how much the
 fullest expert of a sequence has over its share (the mean over sequences), and how much of the exact
@@ -9,7 +11,8 @@ optimum's affinity is kept. Beside it stands the most that can be kept where eve
 by itself, solved exactly, sequence by sequence, which no rule that decides token by token can know.
 
 `train` trains `tiny` at each strength and seed, and measures both on the validation set. Strength 0
-is `quantile` itself. Runs that are in the folder already are not repeated.
+is `quantile` itself. Runs that are in the folder already are not repeated. `cost` is the time of
+the quantiles as a multiple of the top-K's in the same process.
 """
 
 from __future__ import annotations
@@ -19,9 +22,11 @@ import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from timing import race
 from torch import Tensor
 
 import equipoise
@@ -37,14 +42,12 @@ SOLVED = 4
 """the last batches of a stream, which are judged"""
 
 
-def streams() -> Iterator[tuple[Stream, float]]:
-    """Streams with sequences, and what the histograms reach to."""
-    base = dataclasses.replace(SYNTHETIC["sequences"], steps=30)
-    sigmoid = dataclasses.replace(base, name="sigmoid, 128 tokens", score="sigmoid")
-    yield sigmoid, 1.0
-    yield dataclasses.replace(sigmoid, name="sigmoid, 1024 tokens", block=1024), 1.0
-    yield dataclasses.replace(base, name="softmax, 128 tokens"), 1.0
-    yield dataclasses.replace(base, name="softmax, 128 tokens"), 0.1
+def streams() -> Iterator[Stream]:
+    """Streams whose sequences have experts that they like."""
+    softmax = dataclasses.replace(SYNTHETIC["sequences"], steps=30, name="softmax, 128 tokens")
+    sigmoid = dataclasses.replace(softmax, name="sigmoid, 128 tokens", score="sigmoid")
+    long = dataclasses.replace(sigmoid, name="sigmoid, 1024 tokens", block=1024)
+    return iter((sigmoid, long, softmax))
 
 
 def sequence_violation(experts: Tensor, sequences: int, num_experts: int) -> float:
@@ -65,11 +68,11 @@ def affinity(scores: Tensor, experts: Tensor) -> float:
     return float(scores.gather(1, experts).double().sum())
 
 
-def replay(stream: Stream, strength: float, reach: float) -> list[tuple[float, float, float]]:
+def replay(stream: Stream, strength: float) -> list[tuple[float, float, float]]:
     """(violation within sequences, imbalance of the batch, affinity) of the last batches."""
     assert stream.block is not None
     rule = equipoise.balancer(
-        "moving_quantile", stream.num_experts, top_k=stream.top_k, strength=strength, reach=reach,
+        "moving_quantile", stream.num_experts, top_k=stream.top_k, strength=strength,
         sequence_length=stream.block,
     )  # fmt: skip
     found = []
@@ -97,26 +100,26 @@ def best_affinity(stream: Stream, block: int) -> list[float]:
 
 def frontier(out: Path) -> None:
     rows = []
-    for stream, reach in streams():
+    for stream in streams():
         assert stream.block is not None
         whole = np.array(best_affinity(stream, stream.num_tokens))
         shares = np.array(best_affinity(stream, stream.block)) / whole
         chance = chance_violation(stream.block, stream.num_experts, stream.top_k)
-        name = {"stream": stream.name, "reach": reach, "chance": chance}
+        name = {"stream": stream.name, "chance": chance}
         rows.append({**name, "strength": "exact", "violation": 0.0, "affinity": shares.mean()})
         for strength in STRENGTHS:
-            found = np.array(replay(stream, strength, reach))
+            found = np.array(replay(stream, strength))
             kept = found[:, 2] / whole
             figures = {"violation": found[:, 0].mean(), "imbalance": found[:, 1].mean()}
             rows.append({**name, "strength": strength, **figures, "affinity": kept.mean()})
             print(rows[-1], flush=True)
     (out / "frontier.json").write_text(json.dumps(rows, indent=1))
-    print("\n| stream | reach | strength | fullest expert of a sequence | batch | affinity kept |")
-    print("|---|---|---|---|---|---|")
+    print("\n| stream | strength | fullest expert of a sequence | batch | affinity kept |")
+    print("|---|---|---|---|---|")
     for row in rows:
         batch = f"{row['imbalance']:.3f}" if "imbalance" in row else ""
         print(
-            f"| {row['stream']} | {row['reach']:g} | {row['strength']} | +{row['violation']:.2f} "
+            f"| {row['stream']} | {row['strength']} | +{row['violation']:.2f} "
             f"| {batch} | {row['affinity']:.2%} |"
         )
 
@@ -186,21 +189,95 @@ def training_row(rows: list[dict[str, float]], strength: float) -> str:
     )
 
 
+def draw(out: Path) -> None:
+    """frontier.svg: a panel for each stream."""
+    rows = json.loads((out / "frontier.json").read_text())
+    names = list(dict.fromkeys(row["stream"] for row in rows))
+    panels = [
+        draw_panel([row for row in rows if row["stream"] == name], 60 + 330 * place)
+        for place, name in enumerate(names)
+    ]
+    width = 60 + 330 * len(names)
+    (out / "frontier.svg").write_text(
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} 330" width="{width}" '
+        'height="330" font-family="sans-serif" font-size="13" fill="#222">'
+        f'<rect width="{width}" height="330" fill="white"/>'
+        '<text x="16" y="165" transform="rotate(-90 16 165)" text-anchor="middle">'
+        "affinity kept, of the exact optimum</text>"
+        f'<text x="{width / 2}" y="320" text-anchor="middle">'
+        "fullest expert of a sequence, above its share (numbers: strength)</text>"
+        + "".join(panels)
+        + "</svg>\n"
+    )
+
+
+def draw_panel(rows: list[dict[str, Any]], left: float) -> str:
+    """One stream: the path of strengths, the exact even sequences, and what chance leaves."""
+
+    def place(violation: float, kept: float) -> tuple[float, float]:
+        return left + 20 + violation / 5.2 * 270, 40 + (1.02 - kept) / 0.26 * 235
+
+    exact, *others = rows
+    points = [place(row["violation"], row["affinity"]) for row in others]
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    marks = [f'<text x="{left + 155}" y="24" text-anchor="middle">{exact["stream"]}</text>']
+    for kept in (0.8, 0.85, 0.9, 0.95, 1.0):
+        _, y = place(0, kept)
+        marks.append(f'<path d="M{left + 20} {y:.1f}h280" stroke="#e3e5e8"/>')
+        marks.append(f'<text x="{left + 14}" y="{y + 4:.1f}" text-anchor="end">{kept:.0%}</text>')
+    for violation in range(6):
+        x, _ = place(violation, 0)
+        marks.append(f'<text x="{x:.1f}" y="294" text-anchor="middle">+{violation}</text>')
+    chance, _ = place(exact["chance"], 0)
+    marks.append(f'<path d="M{chance:.1f} 40v235" stroke="#8a8f99" stroke-dasharray="4 4"/>')
+    marks.append(f'<text x="{chance + 5:.1f}" y="52" fill="#6b7078">chance alone</text>')
+    marks.append(f'<polyline points="{path}" fill="none" stroke="#2a7fd4" stroke-width="2"/>')
+    for (x, y), row in zip(points, others, strict=True):
+        marks.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="#2a7fd4"/>')
+        below = 20 if row["strength"] else -10
+        marks.append(f'<text x="{x - 3:.1f}" y="{y + below:.1f}">{row["strength"]:g}</text>')
+    x, y = place(0, exact["affinity"])
+    marks.append(f'<rect x="{x - 5:.1f}" y="{y - 5:.1f}" width="10" height="10" fill="#d98200"/>')
+    marks.append(f'<text x="{x + 9:.1f}" y="{y - 8:.1f}" fill="#9a5c00">exact</text>')
+    return "".join(marks)
+
+
+def cost(rounds: int = 30) -> None:
+    """The time of the quantiles over that of a top-K, in the same rounds."""
+    print("| tokens | experts | K | quantiles / top-K | state of a sequence |")
+    print("|---|---|---|---|---|")
+    for experts, top_k in ((64, 6), (256, 8)):
+        ratio = quantiles_over_top_k(torch.rand(8, 512, experts), top_k, rounds)
+        print(f"| 4,096 | {experts} | {top_k} | {ratio:.1f} | {experts * 100 * 8 / 1000:.0f} kB |")
+
+
+def quantiles_over_top_k(scores: Tensor, top_k: int, rounds: int) -> float:
+    moving = equipoise.balancer("moving_quantile", scores.shape[-1], top_k=top_k).moving
+    plain = equipoise.balancer("quantile", scores.shape[-1], top_k=top_k)
+    contestants = {
+        "top-K": lambda: plain.route(scores),
+        "quantiles": lambda: moving.lowered_scores(scores),
+    }
+    return race(contestants, rounds)["quantiles"].ratio.median
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("what", choices=("frontier", "train"))
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("what", choices=("frontier", "draw", "train", "cost"))
+    parser.add_argument("--out", type=Path, default=Path("results/within"))
     parser.add_argument("--scores", nargs="+", default=["sigmoid"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=300)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    if options.what == "frontier":
-        frontier(options.out)
-    else:
+    if options.what == "train":
         trainings(options.out, options.scores, options.seeds, options.steps)
+    elif options.what == "cost":
+        cost()
+    else:
+        {"frontier": frontier, "draw": draw}[options.what](options.out)
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def test_every_method_says_what_it_does(name):
 def test_smallest_sizes_stay_finite(name, num_experts, top_k):
     balancer = equipoise.balancer(name, num_experts, top_k=top_k)
     for seed in range(3):
-        scores = torch.rand(8, num_experts, generator=torch.Generator().manual_seed(seed))
+        scores = torch.rand(1, 8, num_experts, generator=torch.Generator().manual_seed(seed))
         routing = balancer.route(scores)
         balancer.update(balancer.tally(scores, routing))
     assert torch.isfinite(routing.gates).all()
@@ -73,7 +73,7 @@ def test_smallest_sizes_stay_finite(name, num_experts, top_k):
 
 @pytest.mark.parametrize("name", equipoise.balancers())
 def test_an_array_is_refused_by_its_type(name):
-    scores = torch.rand(16, 8, generator=torch.Generator().manual_seed(0))
+    scores = torch.rand(1, 16, 8, generator=torch.Generator().manual_seed(0))
     balancer = equipoise.balancer(name, 8, top_k=2)
     routing = balancer.route(scores)
     array = scores.numpy()

@@ -8,10 +8,12 @@ from tests.contracts.table import NUM_EXPERTS, ROWS, TOP_K, UNEQUAL, exact_score
 
 def test_relabelled_targets_relabel_shifts():
     order = torch.randperm(NUM_EXPERTS, generator=torch.Generator().manual_seed(5))
-    for name in {row.name for row in ROWS if not row.blocks}:
-        balancer = equipoise.balancer(name, NUM_EXPERTS, top_k=TOP_K, target=UNEQUAL)
-        relabelled = equipoise.balancer(
-            name, NUM_EXPERTS, top_k=TOP_K, target=torch.tensor(UNEQUAL)[order]
+    for name, row in {row.name: row for row in ROWS if not row.blocks}.items():
+        balancer, relabelled = (
+            equipoise.balancer(
+                name, NUM_EXPERTS, top_k=TOP_K, **row.options | {"target": torch.tensor(target)}
+            )
+            for target in (UNEQUAL, torch.tensor(UNEQUAL)[order].tolist())
         )
         for seed in range(3):
             scores = exact_scores(seed=seed)

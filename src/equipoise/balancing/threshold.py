@@ -61,6 +61,7 @@ class Threshold(Balancer):
     """
 
     thresholds: Tensor
+    always: Tensor
 
     def __init__(
         self,
@@ -85,6 +86,10 @@ class Threshold(Balancer):
         self.move = ThresholdMove()
         self.move.build(num_experts)
         self.keep_buffer("thresholds", 0.0, (num_experts,))
+        # an expert that should have every token has no threshold
+        every = torch.tensor(self.target.shares, device="cpu") * top_k > 1 - 1e-6
+        shape = (num_experts,)
+        self.keep_buffer("always", every, shape, dtype=torch.bool, persistent=False)
 
     @property
     def shift_or_zeros(self) -> Tensor:
@@ -135,7 +140,8 @@ class Threshold(Balancer):
         """(T, E) bool: who takes which tokens."""
         best = best_experts(lead, self.most)
         first = torch.arange(self.most, device=lead.device) < self.top_k
-        wanted = torch.where(self.steps.to(lead.device) > 0, lead.gather(1, best) > 0, first)
+        above = (lead.gather(1, best) > 0) | self.always.to(lead.device)[best]
+        wanted = torch.where(self.steps.to(lead.device) > 0, above, first)
         return torch.zeros_like(lead, dtype=torch.bool).scatter(1, best, wanted)
 
     def tally(self, scores: Tensor, routing: Routing) -> Tally:
@@ -163,7 +169,8 @@ class Threshold(Balancer):
         n = (self.steps + 1).to(torch.float64)
         # the weight of the newest of n in an average of all, which fades by ema
         weight = (1 - self.ema) / (1 - self.ema**n)
-        self.thresholds.sub_((weight * self.move(tally, self.target)).to(torch.float32))
+        move = (weight * self.move(tally, self.target)).to(torch.float32)
+        self.thresholds.sub_(move.masked_fill(self.always, 0.0))
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, most={self.most}"

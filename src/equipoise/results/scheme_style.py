@@ -61,6 +61,9 @@ _KNOWN = {
     "sinkhorn": ("cyan", "triangle-down"),
     "bip": ("olive", "triangle-up"),
     "expert_choice": ("slate", "star"),
+    "moving_quantile": ("red", "bowtie"),
+    "phi": ("orange", "triangle-up"),
+    "threshold": ("pink", "hexagon"),
 }
 
 

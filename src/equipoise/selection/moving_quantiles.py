@@ -13,8 +13,7 @@ from equipoise.selection.packed import exact_kernel
 from equipoise.selection.threads import run_in_parts
 from equipoise.storage.arrays import Array
 
-_MIN_PART_EXPERTS = 16
-"""a cache line of float32 scores"""
+_MIN_PART_EXPERTS = 8
 
 
 @exact_kernel
@@ -48,6 +47,40 @@ def _bin_of(score: np.float32, per_score: np.float32, bins: int) -> int:
 
 
 @exact_kernel
+def _follow_sequence(
+    scores: Array,
+    tokens: Array,
+    place: int,
+    weights: Array,
+    fade: float,
+    level: float,
+    width: float,
+    per_score: np.float32,
+    masses: Array,
+    quantiles: Array,
+) -> None:
+    """One expert along one sequence. A histogram then stays in the nearest cache."""
+    found, below, total = 0, 0.0, masses.sum()
+    bins = masses.shape[0]
+    for token in tokens:
+        if place == weights.shape[0]:
+            place = 0
+            total = _fade(masses, fade)
+            below = masses[:found].sum()
+        weight = weights[place]
+        place += 1
+        b = _bin_of(scores[token], per_score, bins)
+        masses[b] += weight
+        total += weight
+        below += weight if b < found else 0.0
+        wanted = level * total
+        found, below = _quantile_bin(masses, wanted, found, below)
+        mass = masses[found]
+        inside = (wanted - below) / mass if mass > 0 else 0.0
+        quantiles[token] = np.float32((found + inside) * width)
+
+
+@exact_kernel
 def _follow_experts(
     scores: Array,
     tokens: Array,
@@ -65,43 +98,22 @@ def _follow_experts(
     first: int,
     last: int,
 ) -> None:
-    """Experts `first` to `last` along all sequences."""
-    E = last - first
-    scratch = np.zeros((E, bins))
-    found, below, total = np.zeros(E, np.int64), np.zeros(E), np.zeros(E)
-    for sequence in range(starts.shape[0]):
-        if kept.size:
-            scratch[:] = kept[sequence, first:last]
-        else:
-            scratch[:] = 0.0
-        found[:] = 0
-        below[:] = 0.0
-        for e in range(E):
-            total[e] = scratch[e].sum()
-        place = places[sequence]
-        for j in range(lengths[sequence]):
-            token = tokens[starts[sequence] + j]
-            if place == weights.shape[0]:
-                place = 0
-                for e in range(E):
-                    total[e] = _fade(scratch[e], fade)
-                    below[e] = scratch[e, : found[e]].sum()
-            weight = weights[place]
-            place += 1
-            for e in range(E):
-                b = _bin_of(scores[token, first + e], per_score, bins)
-                scratch[e, b] += weight
-                total[e] += weight
-                if b < found[e]:
-                    below[e] += weight
-                wanted = levels[first + e] * total[e]
-                at, under = _quantile_bin(scratch[e], wanted, found[e], below[e])
-                found[e], below[e] = at, under
-                mass = scratch[e, at]
-                inside = (wanted - under) / mass if mass > 0 else 0.0
-                quantiles[token, first + e] = np.float32((at + inside) * width)
-        if kept.size:
-            kept[sequence, first:last] = scratch
+    """Experts `first` to `last` along all sequences; scores and quantiles are (E, T)."""
+    masses = np.zeros(bins)
+    for e in range(first, last):
+        for sequence in range(starts.shape[0]):
+            start = starts[sequence]
+            mine = tokens[start : start + lengths[sequence]]
+            if kept.size:
+                masses[:] = kept[sequence, e]
+            else:
+                masses[:] = 0.0
+            _follow_sequence(
+                scores[e], mine, places[sequence], weights, fade, levels[e], width, per_score,
+                masses, quantiles[e],
+            )  # fmt: skip
+            if kept.size:
+                kept[sequence, e] = masses
 
 
 def follow_quantiles(
@@ -119,11 +131,11 @@ def follow_quantiles(
     *,
     threads: int | None = None,
 ) -> Array:
-    """(T, E) float32: each expert's quantile after each token; 0 for tokens that are in no
+    """(E, T) float32: each expert's quantile after each token; 0 for tokens that are in no
     sequence.
 
     Args:
-        scores: (T, E) float32.
+        scores: (E, T) float32.
         tokens: (T,) int64, the tokens of the first sequence, of the second, ...
         starts, lengths: (S,) int64, where a sequence begins in `tokens`, and how many are its own.
         places: (S,) int64, how many tokens stand in the window of each sequence already.
@@ -135,7 +147,6 @@ def follow_quantiles(
         kept: (S, E, bins) float64, the masses before the first token; changed to those after the
             last. (0, E, bins): all begin at 0, and are not kept.
     """
-    E = scores.shape[1]
     quantiles = np.zeros(scores.shape, np.float32)
 
     def part(first: int, last: int) -> None:
@@ -144,5 +155,5 @@ def follow_quantiles(
             np.float32(bins / reach), kept, bins, quantiles, first, last,
         )  # fmt: skip
 
-    run_in_parts(E, part, least=_MIN_PART_EXPERTS, threads=threads)
+    run_in_parts(len(scores), part, least=_MIN_PART_EXPERTS, threads=threads)
     return quantiles

@@ -142,7 +142,7 @@ def _on_processor(
 
     kept = masses.clone(memory_format=torch.contiguous_format)
     found = follow_quantiles(
-        scores.contiguous().numpy(),
+        scores.t().contiguous().numpy(),
         layout.tokens.contiguous().numpy(),
         layout.starts.contiguous().numpy(),
         layout.lengths.contiguous().numpy(),
@@ -155,7 +155,7 @@ def _on_processor(
         kept.numpy(),
         threads=torch.get_num_threads(),
     )
-    return torch.from_numpy(found), kept
+    return torch.from_numpy(found).t().contiguous(), kept
 
 
 def quantiles_by_windows(
