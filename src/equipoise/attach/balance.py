@@ -260,7 +260,7 @@ class Balancing:
         return recorded_experts(self.routers, margins)
 
     def replay(
-        self, experts: GivenExperts | EvenLoads, *, tally: str = "none"
+        self, experts: GivenExperts | EvenLoads, *, tally: str = "none", floor: float = 0.0
     ) -> AbstractContextManager[ReplayReport]:
         """Let the routers take these experts in the forwards of a block, with gates from their own
         scores (docs/replay.md).
@@ -269,9 +269,11 @@ class Balancing:
             experts: (T, K) by layer, or (..., layers, K); -1 routes a token live. EvenLoads() for
                 benchmarks.
             tally: "none": the shift rests; "own": count what the routers would have chosen.
+            floor: a given expert is taken only where its own score is at least this share of that
+                of the weakest expert the router itself would take; its place is routed live.
         """
         self._check_attached()
-        return replayed_experts(self.routers, experts, tally)
+        return replayed_experts(self.routers, experts, tally, floor)
 
     @property
     def seats(self) -> list[BalancedRouter]:

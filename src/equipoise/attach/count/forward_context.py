@@ -287,6 +287,11 @@ class ForwardContext:
             return torch.is_grad_enabled() and not in_backward()
         return self.phase is ForwardPhase.TRAINING
 
+    def may_recompute(self, is_replayed: bool) -> bool:
+        """Whether a backward pass may run the running forward again."""
+        # a block that is called by itself may be checkpointed with gradients off
+        return self.trains or (is_replayed and self.phase is ForwardPhase.IDLE)
+
     def known_padding(self, name: str, num_tokens: int) -> Tensor | None:
         """`padding`, or None where attention_mask is of other tokens too, as in generation."""
         padding = self._padding

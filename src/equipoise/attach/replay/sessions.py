@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from equipoise.attach.count.balanced_router import BalancedRouter
 from equipoise.attach.find.quirks import routes_pictures
-from equipoise.attach.replay.choice_exchange import ChoiceExchange, GivenRows
+from equipoise.attach.replay.choice_exchange import ChoiceExchange
 from equipoise.attach.replay.even_loads import EvenLoads
 from equipoise.attach.replay.expert_choices import ExpertChoices
 from equipoise.attach.replay.given_experts import GivenExperts, RouterShape, read_given
+from equipoise.attach.replay.given_rows import GivenRows, Share
+from equipoise.attach.replay.score_floor import check_floor
 
 TALLIES = ("none", "own")
 
@@ -24,16 +26,24 @@ class ReplayReport:
     @property
     def live_share_by_layer(self) -> dict[str, float]:
         """The share of tokens, without padding, that a router chose for itself (-1)."""
-        return {
-            name: float(rows.live) / float(rows.counted) if float(rows.counted) else 0.0
-            for name, rows in self._given.items()
-        }
+        return {name: float(rows.live_share) for name, rows in self._given.items()}
 
     @property
     def live_share(self) -> float:
         """The same over all layers together."""
-        counted = sum(float(rows.counted) for rows in self._given.values())
-        return sum(float(rows.live) for rows in self._given.values()) / counted if counted else 0.0
+        return float(sum((rows.live_share for rows in self._given.values()), Share(0, 0)))
+
+    @property
+    def refused_share_by_layer(self) -> dict[str, float]:
+        """The share of given choices, without padding and -1, that were below the floor: there a
+        router chose for itself, too.
+        """
+        return {name: float(rows.refused_share) for name, rows in self._given.items()}
+
+    @property
+    def refused_share(self) -> float:
+        """The same over all layers together."""
+        return float(sum((rows.refused_share for rows in self._given.values()), Share(0, 0)))
 
 
 @contextlib.contextmanager
@@ -54,11 +64,12 @@ def recorded_experts(routers: Sequence[BalancedRouter], margins: bool) -> Iterat
 
 @contextlib.contextmanager
 def replayed_experts(
-    routers: Sequence[BalancedRouter], experts: GivenExperts | EvenLoads, tally: str
+    routers: Sequence[BalancedRouter], experts: GivenExperts | EvenLoads, tally: str, floor: float
 ) -> Iterator[ReplayReport]:
     """Within the block, let every router take the experts that are given."""
     if tally not in TALLIES:
         raise ValueError(f"tally is one of {', '.join(map(repr, TALLIES))}, not {tally!r}")
+    floor = check_floor(floor)
     given = _rows_by_router(routers, experts)
     exchanges = [_exchange_of(router) for router in routers]
     if any(exchange.given is not None for exchange in exchanges):
@@ -66,6 +77,7 @@ def replayed_experts(
     try:
         for exchange in exchanges:
             exchange.given, exchange.tally_own = given[exchange.name], tally == "own"
+            exchange.floor = floor
             exchange.has_replayed = exchange.context.replays = True
         yield ReplayReport(given)
     finally:
@@ -112,6 +124,8 @@ def _exchange_of(router: BalancedRouter) -> ChoiceExchange:
         exchange = ChoiceExchange(router.name, spec, router.context)
         if router.found.bias is None:
             exchange.shift = lambda: router.applied_shift
+        else:
+            exchange.bias = lambda: router.applied_shift
         router.watch_choice(exchange)
     assert router.exchange is not None
     return router.exchange
