@@ -48,6 +48,8 @@ _HOMES = {
     "TrainerCallback": "equipoise.attach.trainer_callback",
     "balance": "equipoise.attach",
     "log_balance": "equipoise.integrations.trackers",
+    "record_experts": "equipoise.attach.replay.own_layers",
+    "replay_experts": "equipoise.attach.replay.own_layers",
     "follow": "equipoise.attach",
     # the verbs of the command line; those whose name is a package's have a verb in front
     "agree": "equipoise.attach.replay.agreement",
@@ -99,7 +101,9 @@ __all__ = [
     "plan",
     "preset",
     "record",
+    "record_experts",
     "reduce",
+    "replay_experts",
     "route",
     "run_arena",
     "score_function",
@@ -121,6 +125,7 @@ if TYPE_CHECKING:
     from equipoise.arena.tune import tune
     from equipoise.attach import balance, follow
     from equipoise.attach.replay.agreement import agree
+    from equipoise.attach.replay.own_layers import record_experts, replay_experts
     from equipoise.attach.trainer_callback import TrainerCallback
     from equipoise.balancing import Balancer, balancer, balancers, settled
     from equipoise.experiments.compare import compare

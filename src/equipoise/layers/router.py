@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise.balancing import Balancer
+from equipoise.layers.choosing_layer import ChoosingLayer
 from equipoise.routing import Groups, Routing, Tally, score_function
 
 
@@ -69,7 +70,7 @@ def gate_logits(hidden: Tensor, weight: Tensor) -> Tensor:
         return F.linear(hidden.float(), weight.float())
 
 
-class Router(nn.Module):
+class Router(ChoosingLayer):
     """A linear gate, a score function and a balancer.
 
     Args:
@@ -117,12 +118,13 @@ class Router(nn.Module):
         """
         logits = gate_logits(hidden, self.weight)
         scores = score_function(self.score)(logits)
-        routing = self._route(scores, mask)
-        tally = self.balancer.tally(scores, routing)
-        penalty = self.balancer.penalty(scores, routing, logits, sequences)
-        return Routed(
-            routing, tally, penalty, self._take_sample(hidden, mask) if self.training else None
-        )
+        choice = self.choose(scores, mask)
+        tally = self.count_choice(scores, choice)
+        penalty = self.balancer.penalty(scores, choice.taken, logits, sequences)
+        sample = None
+        if self.training and self.look_ahead:
+            sample = self._take_sample(hidden, mask, choice.counted is not None)
+        return Routed(choice.taken, tally, penalty, sample)
 
     @torch.no_grad()
     def fresh_tally(self, sample: Sample) -> Tally:
@@ -134,24 +136,19 @@ class Router(nn.Module):
         if hasattr(weight, "full_tensor"):  # FSDP2 holds a shard of it outside of forward
             weight = weight.full_tensor()
         scores = score_function(self.score)(gate_logits(sample.hidden, weight))
-        return self.balancer.tally(scores, self._route(scores, sample.padding))
+        return self.balancer.tally(scores, self.route_live(scores, sample.padding))
 
-    def _route(self, scores: Tensor, mask: Tensor | None) -> Routing:
-        return self.balancer.route(
-            scores, groups=self.groups, mask=mask, renormalize=self.renormalize, scale=self.scale
-        )
-
-    def _take_sample(self, hidden: Tensor, mask: Tensor | None) -> Sample | None:
-        if self.look_ahead == 0:
-            return None
+    def _take_sample(self, hidden: Tensor, mask: Tensor | None, is_counted: bool) -> Sample:
+        """Evenly over the batch, at most look_ahead; none of a forward that is not counted."""
         flat = hidden.detach().flatten(0, -2)
-        # evenly over the batch, at most look_ahead
         every = slice(None, None, max(1, -(-len(flat) // self.look_ahead)))
         padding = (
             torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
             if mask is None
             else mask.flatten()
         )
+        if not is_counted:
+            every = slice(0)
         return Sample(flat[every].clone(), padding[every].clone())
 
     def extra_repr(self) -> str:

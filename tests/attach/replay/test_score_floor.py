@@ -168,3 +168,19 @@ def test_what_is_no_share_is_refused(floor):
     balancing = equipoise.balance(tiny("qwen3_moe"), "deepseek")
     with pytest.raises(ValueError, match="floor is a share"):
         balancing.replay({}, floor=floor).__enter__()
+
+
+def test_experts_without_any_score_are_routed_live():
+    """qwen3_moe divides gates by their sum: 0 / 0 where softmax gives the given experts nothing."""
+    model = tiny("qwen3_moe")
+    balancing = equipoise.balance(model, "deepseek")
+    for router in balancing.routers:
+        router.found.gate.weight.data.mul_(1e4)
+    rows = {router.name: torch.tensor([[0, 1]]).repeat(36, 1) for router in balancing.routers}
+    with balancing.replay(rows) as replayed, balancing.record_experts() as taken:
+        loss = forward(model, batch())
+    assert 0 < replayed.refused_share < 1
+    changed = (taken[taken.layers[0]] != rows[taken.layers[0]].numpy()).any(1).mean()
+    assert 0 < changed <= replayed.refused_share_by_layer[taken.layers[0]]
+    loss.backward()
+    assert all(each.grad.isfinite().all() for each in model.parameters() if each.grad is not None)

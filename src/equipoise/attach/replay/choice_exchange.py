@@ -22,7 +22,7 @@ from equipoise.attach.replay.expert_choices import ExpertChoices
 from equipoise.attach.replay.given_experts import LIVE, to_device
 from equipoise.attach.replay.given_rows import GivenRows
 from equipoise.attach.replay.kept_forwards import KeptForward, KeptForwards, Replayed
-from equipoise.attach.replay.score_floor import apply_floor
+from equipoise.attach.replay.score_floor import apply_floor, can_vanish, replace_vanishing
 from equipoise.routing.recomputation import in_backward
 
 
@@ -73,6 +73,10 @@ class ChoiceExchange:
         self._taken: Tensor | None = None
         self._margins: Tensor | None = None
 
+    def rename(self, name: str) -> None:
+        """Call it by another name from now on."""
+        self.name = self._kept.name = name
+
     @property
     def active(self) -> bool:
         """Whether a run of the router must be watched."""
@@ -108,20 +112,29 @@ class ChoiceExchange:
             self._margins = self._measure_margins(ranked)
         if self._on_device is None or self._replayed is None:
             return own
-        # a router's own experts are never below the floor
-        self._taken = torch.where(self._on_device == LIVE, flat, self._on_device)
         if self._replayed.settled is not None:
             self._taken = self._replayed.settled.long()
-        elif self._replayed.floor:
-            self._taken = self._above_floor(flat, self._taken, scores, self._replayed.floor)
+        else:
+            live = self._on_device == LIVE
+            given = torch.where(live, flat, self._on_device)
+            self._taken = self._accept(given, flat, scores, self._replayed.floor)
+            if self._refused is not None:
+                self._refused = self._refused & ~live
         return self._taken.view(own.shape)
 
-    def _above_floor(self, own: Tensor, given: Tensor, scores: Tensor, floor: float) -> Tensor:
+    def _accept(self, given: Tensor, own: Tensor, scores: Tensor, floor: float) -> Tensor:
+        """(T, K): the given experts, without those that the router scores too low."""
+        # a family with a bias divides by a sum to which it adds a little
+        vanishes = can_vanish(self.spec.score) and self.bias is None
         flat = scores.detach().reshape(-1, self.spec.num_experts)
-        if self.bias is not None:
-            flat = flat - self.bias().to(flat.device)
-        experts, self._refused = apply_floor(given, own, flat, floor, self.spec.score)
-        return experts
+        if floor:
+            if self.bias is not None:
+                flat = flat - self.bias().to(flat.device)
+            given, self._refused = apply_floor(given, own, flat, floor, self.spec.score)
+        if vanishes:
+            given, low = replace_vanishing(given, own, flat)
+            self._refused = low if self._refused is None else self._refused | low
+        return given
 
     def finish_run(self) -> None:
         """The router has returned."""

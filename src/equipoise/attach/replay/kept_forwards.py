@@ -84,7 +84,7 @@ class KeptForwards:
             raise RuntimeError(
                 f"{self.name} is recomputed in a backward pass, and {len(nearest)} forwards of the "
                 "same tokens took different experts: run the backward pass of each before the "
-                "next forward, and balancing.step() or drop() between them"
+                "next forward, with a step or a drop between them"
             )
         return nearest[-1].replayed
 
@@ -101,6 +101,6 @@ class KeptForwards:
                 f"{self.name} is recomputed in a backward pass, and no forward since the last step "
                 f"ranked its {len(own)} tokens so (the nearest: {best:.0%} of them). Replay and "
                 "gradient checkpointing go together if the backward pass of a forward runs before "
-                "balancing.step() and before its weights change"
+                "the step of the balancer and before the weights change"
             )
         return [kept for kept, share in zip(alike, found) if share == best]

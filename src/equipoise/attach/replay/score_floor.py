@@ -10,6 +10,9 @@ in scores without the shift. The places of the others are filled with the router
 its own order, those left out that the token takes already. r = 0 takes whatever is given, and r = 1
 only what the router scores as high as its own. Where logits are ranked, their exponentials are
 compared.
+
+Whatever the floor, a token whose given scores add up to 0 in float32 is routed live: gates that are
+divided by their sum would be NaN, or their gradients.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ from torch import Tensor
 
 _NOT_NEGATIVE = ("softmax", "sigmoid", "sqrt_softplus")
 """score functions whose values can be compared by their ratio"""
+
+_VANISHING = 1e-30
+"""a sum of scores below it is nearly 0: its inverse times a gradient overflows float32"""
 
 
 class FloorOutcome(NamedTuple):
@@ -62,6 +68,18 @@ def apply_floor(
         least = torch.where((scores < 0).any(), in_logits, least)
     refused = scores.gather(1, given) < least
     return FloorOutcome(_fill_places(given, own, refused), refused)
+
+
+def can_vanish(score: str | None) -> bool:
+    """Whether scores may add up to 0."""
+    return score in _NOT_NEGATIVE
+
+
+def replace_vanishing(given: Tensor, own: Tensor, scores: Tensor) -> FloorOutcome:
+    """Take the router's own experts where the scores of the given ones add up to 0."""
+    sums = scores.detach().gather(1, given).float().sum(1, keepdim=True)
+    vanishing = sums < _VANISHING
+    return FloorOutcome(torch.where(vanishing, own, given), vanishing.expand_as(given))
 
 
 def _fill_places(given: Tensor, own: Tensor, refused: Tensor) -> Tensor:

@@ -1,0 +1,32 @@
+"""The exchanges of the routers that `balance` is attached to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from equipoise.attach.count.balanced_router import BalancedRouter
+from equipoise.attach.replay.choice_exchange import ChoiceExchange
+
+
+def exchanges_of(routers: Sequence[BalancedRouter]) -> list[ChoiceExchange]:
+    """Of every router, made where they are first needed."""
+    return [_exchange_of(router) for router in routers]
+
+
+def forget_forwards(routers: Sequence[BalancedRouter]) -> None:
+    """A step was taken: the forwards before it will not be recomputed."""
+    for router in routers:
+        if router.exchange is not None:
+            router.exchange.forget_forwards()
+
+
+def _exchange_of(router: BalancedRouter) -> ChoiceExchange:
+    if router.exchange is None:
+        exchange = ChoiceExchange(router.name, router.found.spec, router.context)
+        if router.found.bias is None:
+            exchange.shift = lambda: router.applied_shift
+        else:
+            exchange.bias = lambda: router.applied_shift
+        router.watch_choice(exchange)
+    assert router.exchange is not None
+    return router.exchange

@@ -1,0 +1,70 @@
+"""ChoosingLayer: what a layer that chooses by a balancer has in common with others, and where
+somebody else's experts enter it.
+
+A replay puts other experts in the place of the chosen ones. What is counted then is another matter:
+the shift had no part in that choice, so by default nothing is. Hence a choice is two routings: the
+one that is taken, and the one that is counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor, nn
+
+from equipoise.balancing import Balancer
+from equipoise.routing import Groups, Routing, Tally
+
+
+class Choice(NamedTuple):
+    """What a layer takes, and what it counts."""
+
+    taken: Routing
+    counted: Routing | None
+    """what the balancer itself chose; None where nothing is to be counted"""
+
+
+class ExpertExchange(Protocol):
+    """What may stand between a layer's choice and the experts it takes (attach/replay)."""
+
+    def exchange(self, layer: ChoosingLayer, scores: Tensor, own: Routing) -> Choice:
+        """What the layer takes and counts, where its balancer chooses `own` by (..., E) scores."""
+
+    def forget_forwards(self) -> None:
+        """No forward that was run will be recomputed."""
+
+
+class ChoosingLayer(nn.Module):
+    """A module that chooses experts by its balancer: a Router, or a LayerBalancer."""
+
+    balancer: Balancer
+    groups: Groups | tuple[int, int] | None
+    renormalize: bool
+    scale: float
+    exchange: ExpertExchange | None = None
+    """set where experts were recorded or replayed; a copy has none"""
+
+    def route_live(self, scores: Tensor, mask: Tensor | None) -> Routing:
+        """The balancer's own choice."""
+        return self.balancer.route(
+            scores, groups=self.groups, mask=mask, renormalize=self.renormalize, scale=self.scale
+        )
+
+    def choose(self, scores: Tensor, mask: Tensor | None) -> Choice:
+        """The choice by (..., E) scores, or what is given in its place."""
+        own = self.route_live(scores, mask)
+        if self.exchange is None:
+            return Choice(own, own)
+        return self.exchange.exchange(self, scores, own)
+
+    def count_choice(self, scores: Tensor, choice: Choice) -> Tally:
+        """Its tally: of no tokens and no forward where nothing is to be counted."""
+        if choice.counted is not None:
+            return self.balancer.tally(scores, choice.counted)
+        empty = self.balancer.empty_tally()
+        return dataclasses.replace(empty, forwards=empty.forwards[:0])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, or a pickled layer, routes live."""
+        return {name: value for name, value in vars(self).items() if name != "exchange"}
