@@ -41,7 +41,12 @@ from equipoise.attach.making import Maker, make_dual
 from equipoise.attach.optimizers import check_optimizer, follow_optimizer
 from equipoise.attach.patching import PatchedMethod
 from equipoise.attach.replay.forced_loads import Force, given_or_forced
-from equipoise.attach.replay.router_exchanges import exchanges_of, forget_forwards
+from equipoise.attach.replay.router_exchanges import (
+    advance_anticipations,
+    anticipate_choices,
+    exchanges_of,
+    forget_forwards,
+)
 from equipoise.attach.replay.sessions import ReplayTerms, recorded_experts, replayed_experts
 from equipoise.attach.state.sidecar import SaveBeside, load_sidecar, save_sidecar, shifts_beside
 from equipoise.attach.step_metrics import step_table
@@ -184,6 +189,7 @@ class Balancing:
         update_routers(self.routers, tallies)
         self._loads = {name: tally.loads for name, tally in tallies.items()}
         self.last_tallies = tallies
+        advance_anticipations(self.routers)
         self.context.backward_seen = False
         self.steps += 1
         if self._recorder is not None:
@@ -280,6 +286,13 @@ class Balancing:
         self._check_attached()
         given = given_or_forced(experts, force, devices)
         return replayed_experts(exchanges_of(self.routers), given, ReplayTerms(tally, floor))
+
+    def anticipate(self, steps: int) -> None:
+        """In training, choose experts by the routers' weights of `steps` steps ago, with gates of
+        today's; 0 ends it. The shift is today's, and counts are of what was chosen.
+        """
+        self._check_attached()
+        anticipate_choices(self.routers, steps)
 
     @property
     def seats(self) -> list[BalancedRouter]:

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from equipoise.balancing import Balancer
 from equipoise.routing import Groups, Routing, Tally
+from equipoise.routing.kernels.reference import count_loads
+from equipoise.routing.route import gather_gates
 
 
 class Choice(NamedTuple):
@@ -23,13 +25,19 @@ class Choice(NamedTuple):
     taken: Routing
     counted: Routing | None
     """what the balancer itself chose; None where nothing is to be counted"""
+    ranked: Tensor
+    """(..., E) the scores that the balancer chose by"""
 
 
 class ExpertExchange(Protocol):
     """What may stand between a layer's choice and the experts it takes (attach/replay)."""
 
-    def exchange(self, layer: ChoosingLayer, scores: Tensor, own: Routing) -> Choice:
-        """What the layer takes and counts, where its balancer chooses `own` by (..., E) scores."""
+    def exchange(
+        self, layer: ChoosingLayer, scores: Tensor, ranked: Tensor, own: Routing
+    ) -> Choice:
+        """What the layer takes and counts, where its balancer chooses `own` by `ranked` (..., E),
+        and gates come from `scores`.
+        """
 
     def forget_forwards(self) -> None:
         """No forward that was run will be recomputed."""
@@ -51,17 +59,28 @@ class ChoosingLayer(nn.Module):
             scores, groups=self.groups, mask=mask, renormalize=self.renormalize, scale=self.scale
         )
 
-    def choose(self, scores: Tensor, mask: Tensor | None) -> Choice:
-        """The choice by (..., E) scores, or what is given in its place."""
-        own = self.route_live(scores, mask)
-        if self.exchange is None:
-            return Choice(own, own)
-        return self.exchange.exchange(self, scores, own)
+    def choose(self, scores: Tensor, mask: Tensor | None, older: Tensor | None = None) -> Choice:
+        """The choice by (..., E) scores, or by `older` ones, or what is given in its place."""
+        ranked = scores if older is None else older
+        own = self.route_live(ranked, mask)
+        if self.exchange is not None:
+            return self.exchange.exchange(self, scores, ranked, own)
+        taken = own if older is None else self.take_experts(scores, own, own.experts)
+        return Choice(taken, own, ranked)
 
-    def count_choice(self, scores: Tensor, choice: Choice) -> Tally:
+    def take_experts(self, scores: Tensor, own: Routing, experts: Tensor) -> Routing:
+        """The routing to (T, K) experts, with gates from the layer's own scores."""
+        gates = gather_gates(
+            scores.flatten(0, -2), experts, renormalize=self.renormalize, scale=self.scale
+        )
+        loads = count_loads(experts, self.balancer.num_experts, own.mask)
+        # runner-up, margin and groups are of a choice that was not made
+        return Routing(experts, gates, loads, None, None, own.mask, None, None)
+
+    def count_choice(self, choice: Choice) -> Tally:
         """Its tally: of no tokens and no forward where nothing is to be counted."""
         if choice.counted is not None:
-            return self.balancer.tally(scores, choice.counted)
+            return self.balancer.tally(choice.ranked, choice.counted)
         empty = self.balancer.empty_tally()
         return dataclasses.replace(empty, forwards=empty.forwards[:0])
 

@@ -109,7 +109,7 @@ class LayerBalancer(ChoosingLayer):
         gates = routing.gates
         if self.training and torch.is_grad_enabled():
             self.entered = True
-            tally = self.count_choice(scores, choice)
+            tally = self.count_choice(choice)
             gates = count_when_trained(gates, tally, self, self._number)
         shape = (*scores.shape[:-1], routing.experts.shape[-1])
         return LayerRouting(routing.experts.view(shape), gates.view(shape), penalty, routing.loads)

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from equipoise.balancing import Balancer
 from equipoise.layers.choosing_layer import ChoosingLayer
+from equipoise.layers.weight_history import WeightHistory, check_look_back
 from equipoise.routing import Groups, Routing, Tally, score_function
 
 
@@ -81,6 +82,8 @@ class Router(ChoosingLayer):
         renormalize: divide a token's gates by their sum.
         scale: multiply the gates.
         look_ahead: how many inputs of a forward to keep for `fresh_tally`; 0 keeps none.
+        anticipate: in training, choose by the weights of so many updates ago, with gates of
+            today's (weight_history.py); it begins anew when a training is resumed.
         init_std: of the gate's weights.
     """
 
@@ -94,6 +97,7 @@ class Router(ChoosingLayer):
         renormalize: bool = False,
         scale: float = 1.0,
         look_ahead: int = 0,
+        anticipate: int = 0,
         init_std: float = 0.006,
     ) -> None:
         super().__init__()
@@ -109,6 +113,9 @@ class Router(ChoosingLayer):
         self.look_ahead = look_ahead
         self.weight = nn.Parameter(torch.empty(balancer.num_experts, hidden_size))
         nn.init.normal_(self.weight, std=init_std)
+        self.anticipate = check_look_back(anticipate)
+        self._history = WeightHistory(anticipate)
+        self._seen_updates = -1
 
     def forward(
         self, hidden: Tensor, mask: Tensor | None = None, sequences: Tensor | None = None
@@ -118,8 +125,8 @@ class Router(ChoosingLayer):
         """
         logits = gate_logits(hidden, self.weight)
         scores = score_function(self.score)(logits)
-        choice = self.choose(scores, mask)
-        tally = self.count_choice(scores, choice)
+        choice = self.choose(scores, mask, self._older_scores(hidden))
+        tally = self.count_choice(choice)
         penalty = self.balancer.penalty(scores, choice.taken, logits, sequences)
         sample = None
         if self.training and self.look_ahead:
@@ -138,6 +145,23 @@ class Router(ChoosingLayer):
         scores = score_function(self.score)(gate_logits(sample.hidden, weight))
         return self.balancer.tally(scores, self.route_live(scores, sample.padding))
 
+    @torch.no_grad()
+    def _older_scores(self, hidden: Tensor) -> Tensor | None:
+        """(..., E) by the weights of `anticipate` updates ago; None where today's are to choose."""
+        if not self.anticipate or not self.training:
+            return None
+        self._keep_weight()
+        older = self._history.oldest[0].to(hidden.device)
+        return score_function(self.score)(gate_logits(hidden, older))
+
+    # a compiled graph would be made anew for every number of updates
+    @torch.compiler.disable
+    def _keep_weight(self) -> None:
+        """Keep the weight once after every update."""
+        if self._seen_updates != self.balancer.updates_made:
+            self._seen_updates = self.balancer.updates_made
+            self._history.add([self.weight])
+
     def _take_sample(self, hidden: Tensor, mask: Tensor | None, is_counted: bool) -> Sample:
         """Evenly over the batch, at most look_ahead; none of a forward that is not counted."""
         flat = hidden.detach().flatten(0, -2)
@@ -152,4 +176,7 @@ class Router(ChoosingLayer):
         return Sample(flat[every].clone(), padding[every].clone())
 
     def extra_repr(self) -> str:
-        return f"score={self.score!r}, groups={self.groups}, look_ahead={self.look_ahead}"
+        return (
+            f"score={self.score!r}, groups={self.groups}, look_ahead={self.look_ahead}, "
+            f"anticipate={self.anticipate}"
+        )

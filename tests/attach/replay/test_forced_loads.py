@@ -87,7 +87,7 @@ def test_in_a_model(name):
         loss.backward()
         for layer in taken.layers:
             loads = np.bincount(taken[layer].ravel(), minlength=8)
-            assert loads.tolist() == (wanted + [0, 0])[:8]
+            assert loads.tolist() == [*wanted, 0, 0][:8]
     balancing.step()
     assert not any(router.balancer.steps == 0 for router in balancing.routers)
 

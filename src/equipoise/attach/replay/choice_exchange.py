@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from equipoise.attach.find.routing_spec import RoutingSpec
+from equipoise.attach.replay.anticipation import Anticipation, OlderChoice
 from equipoise.attach.replay.exchanged_topk import ExchangedTopK
 from equipoise.attach.replay.expert_choices import ExpertChoices
 from equipoise.attach.replay.given_experts import LIVE, to_device
@@ -57,6 +58,8 @@ class ChoiceExchange:
         """from then on live forwards are kept too, to tell them from replayed ones"""
         self.own: Tensor | None = None
         """(T, K) of the run that is or was the last"""
+        self.anticipation: Anticipation | None = None
+        """set where experts are chosen by weights of some steps ago"""
         self.shift: Callable[[], Tensor] | None = None
         """what is added to the ranked scores before the choice, where the model has no bias"""
         self.bias: Callable[[], Tensor] | None = None
@@ -66,6 +69,7 @@ class ChoiceExchange:
 
     def _forget_run(self) -> None:
         self.own = None
+        self.older: OlderChoice | None = None
         self._first_own: Tensor | None = None
         self._replayed: Replayed | None = None
         self._on_device: Tensor | None = None
@@ -80,7 +84,7 @@ class ChoiceExchange:
     @property
     def active(self) -> bool:
         """Whether a run of the router must be watched."""
-        return self.recording is not None or self.has_replayed
+        return self.recording is not None or self.has_replayed or self.anticipation is not None
 
     @property
     def replayed(self) -> Replayed | None:
@@ -91,9 +95,10 @@ class ChoiceExchange:
         """No forward that was run will be recomputed."""
         self._kept.clear()
 
-    def begin_run(self) -> ExchangedTopK:
-        """The mode to run the router in."""
+    def begin_run(self, older: OlderChoice | None = None) -> ExchangedTopK:
+        """The mode to run the router in; an older choice stands in the place of its own."""
         self._forget_run()
+        self.older = older
         return ExchangedTopK(self.spec, self.settle)
 
     def settle(self, own: Tensor, ranked: Tensor, scores: Tensor) -> Tensor:
@@ -101,6 +106,8 @@ class ChoiceExchange:
         and `scores` are those of all groups.
         """
         flat = own.detach().reshape(-1, self.spec.top_k)
+        if self.older is not None:
+            flat, ranked = self.older.own, self.older.ranked
         if self._first_own is None:
             # a group's own top-2 may look like the choice, and comes before it
             self._first_own = flat
@@ -111,7 +118,7 @@ class ChoiceExchange:
         if self.with_margins and self.recording is not None:
             self._margins = self._measure_margins(ranked)
         if self._on_device is None or self._replayed is None:
-            return own
+            return own if self.older is None else flat.view(own.shape)
         if self._replayed.settled is not None:
             self._taken = self._replayed.settled.long()
         else:

@@ -16,8 +16,6 @@ from equipoise.attach.find.routing_spec import RoutingSpec
 from equipoise.attach.replay.choice_exchange import ChoiceExchange
 from equipoise.layers.choosing_layer import Choice, ChoosingLayer
 from equipoise.routing import Routing
-from equipoise.routing.kernels.reference import count_loads
-from equipoise.routing.route import gather_gates
 
 
 class LayerContext:
@@ -43,7 +41,7 @@ class LayerExchange:
     def __init__(self, name: str, layer: ChoosingLayer) -> None:
         self.context = LayerContext()
         self.choices = ChoiceExchange(name, _spec_of(layer), self.context)
-        self._updates = _updates_of(layer)
+        self._seen_updates = layer.balancer.updates_made
         self._warned_of_rest = False
 
     def forget_forwards(self) -> None:
@@ -51,30 +49,34 @@ class LayerExchange:
 
     # its host memory and its waits have no place in a compiled graph
     @eager
-    def exchange(self, layer: ChoosingLayer, scores: Tensor, own: Routing) -> Choice:
+    def exchange(
+        self, layer: ChoosingLayer, scores: Tensor, ranked: Tensor, own: Routing
+    ) -> Choice:
         self._notice_update(layer)
         choices = self.choices
+        older = ranked is not scores
+        live = Choice(layer.take_experts(scores, own, own.experts) if older else own, own, ranked)
         if not choices.active:
-            return Choice(own, own)
+            return live
         self._check_size(own)
         self.context.padding, self.context.training = own.mask, layer.training
         choices.begin_run()
-        flat = scores.detach().flatten(0, -2)
-        ranked = _ranked_scores(layer, flat, own) if choices.with_margins else flat
-        taken = choices.settle(own.experts, ranked, flat)
+        flat, by = scores.detach().flatten(0, -2), ranked.detach().flatten(0, -2)
+        by = _ranked_scores(layer, by, own) if choices.with_margins else by
+        experts = choices.settle(own.experts, by, flat)
         choices.finish_run()
         if choices.replayed is None:
-            return Choice(own, own)
+            return live
+        taken = layer.take_experts(scores, own, experts)
         if choices.replayed.tally_own:
-            return Choice(_take_experts(layer, scores, own, taken), own)
+            return Choice(taken, own, ranked)
         self._warn_of_rest()
-        return Choice(_take_experts(layer, scores, own, taken), None)
+        return Choice(taken, None, ranked)
 
     def _notice_update(self, layer: ChoosingLayer) -> None:
         """The balancer moved since the last forward: those before it are not recomputed."""
-        updates = _updates_of(layer)
-        if updates != self._updates:
-            self._updates = updates
+        if self._seen_updates != layer.balancer.updates_made:
+            self._seen_updates = layer.balancer.updates_made
             self.choices.forget_forwards()
 
     def _check_size(self, own: Routing) -> None:
@@ -109,12 +111,6 @@ def _spec_of(layer: ChoosingLayer) -> RoutingSpec:
     )
 
 
-def _updates_of(layer: ChoosingLayer) -> tuple[int, int]:
-    """A mark that changes by every update; its values would make a GPU wait."""
-    steps = layer.balancer.steps
-    return id(steps), steps._version
-
-
 def _ranked_scores(layer: ChoosingLayer, scores: Tensor, own: Routing) -> Tensor:
     """(T, E) what the balancer chose by: -inf in groups that were not open."""
     ranked = layer.balancer.adjust(scores)
@@ -122,13 +118,3 @@ def _ranked_scores(layer: ChoosingLayer, scores: Tensor, own: Routing) -> Tensor
         return ranked
     size = ranked.shape[1] // own.allowed.shape[1]
     return ranked.masked_fill(~own.allowed.repeat_interleave(size, 1), -torch.inf)
-
-
-def _take_experts(layer: ChoosingLayer, scores: Tensor, own: Routing, experts: Tensor) -> Routing:
-    """The routing to these experts, with gates from the layer's own scores."""
-    gates = gather_gates(
-        scores.flatten(0, -2), experts, renormalize=layer.renormalize, scale=layer.scale
-    )
-    loads = count_loads(experts, layer.balancer.num_experts, own.mask)
-    # runner-up, margin and groups are of a choice that was not made
-    return Routing(experts, gates, loads, None, None, own.mask, None, None)

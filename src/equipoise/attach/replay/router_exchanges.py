@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from equipoise.attach.count.balanced_router import BalancedRouter
+from equipoise.attach.replay.anticipation import Anticipation, check_anticipates
 from equipoise.attach.replay.choice_exchange import ChoiceExchange
+from equipoise.layers.weight_history import check_look_back
 
 
 def exchanges_of(routers: Sequence[BalancedRouter]) -> list[ChoiceExchange]:
@@ -18,6 +20,21 @@ def forget_forwards(routers: Sequence[BalancedRouter]) -> None:
     for router in routers:
         if router.exchange is not None:
             router.exchange.forget_forwards()
+
+
+def anticipate_choices(routers: Sequence[BalancedRouter], steps: int) -> None:
+    """Let every router choose by its weights of `steps` steps ago; of 0 steps ago, as ever."""
+    check_look_back(steps)
+    check_anticipates([router.found for router in routers])
+    for router, exchange in zip(routers, exchanges_of(routers)):
+        exchange.anticipation = Anticipation(router.found, steps) if steps else None
+
+
+def advance_anticipations(routers: Sequence[BalancedRouter]) -> None:
+    """A step was taken: the routers' weights are kept."""
+    for router in routers:
+        if router.exchange is not None and router.exchange.anticipation is not None:
+            router.exchange.anticipation.advance()
 
 
 def _exchange_of(router: BalancedRouter) -> ChoiceExchange:
