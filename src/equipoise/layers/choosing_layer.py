@@ -52,6 +52,7 @@ class ChoosingLayer(nn.Module):
     scale: float
     exchange: ExpertExchange | None = None
     """set where experts were recorded or replayed; a copy has none"""
+    _empty: Tally | None = None
 
     def route_live(self, scores: Tensor, mask: Tensor | None) -> Routing:
         """The balancer's own choice."""
@@ -81,9 +82,17 @@ class ChoosingLayer(nn.Module):
         """Its tally: of no tokens and no forward where nothing is to be counted."""
         if choice.counted is not None:
             return self.balancer.tally(choice.ranked, choice.counted)
-        empty = self.balancer.empty_tally()
-        return dataclasses.replace(empty, forwards=empty.forwards[:0])
+        return dataclasses.replace(self._no_tokens(), step=self.balancer.steps.clone())
+
+    def _no_tokens(self) -> Tally:
+        """A tally of no tokens and no forward, but for its step: made once, since it is all 0."""
+        device = self.balancer.steps.device
+        if self._empty is None or self._empty.loads.device != device:
+            empty = self.balancer.empty_tally()
+            self._empty = dataclasses.replace(empty, forwards=empty.forwards[:0])
+        return self._empty
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, or a pickled layer, routes live."""
-        return {name: value for name, value in vars(self).items() if name != "exchange"}
+        left_out = ("exchange", "_empty")
+        return {name: value for name, value in vars(self).items() if name not in left_out}

@@ -73,6 +73,7 @@ class ChoiceExchange:
         self._first_own: Tensor | None = None
         self._replayed: Replayed | None = None
         self._on_device: Tensor | None = None
+        self._live: Tensor | None = None
         self._refused: Tensor | None = None
         self._taken: Tensor | None = None
         self._margins: Tensor | None = None
@@ -121,12 +122,12 @@ class ChoiceExchange:
             return own if self.older is None else flat.view(own.shape)
         if self._replayed.settled is not None:
             self._taken = self._replayed.settled.long()
-        else:
-            live = self._on_device == LIVE
-            given = torch.where(live, flat, self._on_device)
-            self._taken = self._accept(given, flat, scores, self._replayed.floor)
-            if self._refused is not None:
-                self._refused = self._refused & ~live
+            return self._taken.view(own.shape)
+        given = self._on_device
+        if self._replayed.may_be_live:
+            self._live = given[:, 0] == LIVE
+            given = torch.where(given == LIVE, flat, given)
+        self._taken = self._accept(given, flat, scores, self._replayed.floor)
         return self._taken.view(own.shape)
 
     def _accept(self, given: Tensor, own: Tensor, scores: Tensor, floor: float) -> Tensor:
@@ -149,7 +150,7 @@ class ChoiceExchange:
             return
         if self._on_device is not None and self.given is not None:
             padding = self.context.known_padding(self.name, len(self._taken))
-            self.given.count_tokens(self._on_device[:, 0] == LIVE, self._refused, padding)
+            self.given.count_tokens(len(self._taken), self._live, self._refused, padding)
         if self.recording is not None:
             margins = None if self._margins is None else self._margins.cpu().numpy()
             self.recording.add_rows(self.name, self._taken.cpu().numpy(), margins)

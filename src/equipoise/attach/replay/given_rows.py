@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from equipoise.attach.replay.expert_choices import Rows
@@ -35,13 +34,19 @@ class GivenRows:
         self.taken += tokens
         return self.rows[self.taken - tokens : self.taken]
 
-    def count_tokens(self, live: Tensor, refused: Tensor | None, padding: Tensor | None) -> None:
-        """Add one forward: (T,) bool tokens, and (T, K) bool choices below the floor."""
-        kept = torch.ones_like(live) if padding is None else ~padding
-        self.counted = self.counted + kept.sum()
-        self.live = self.live + (live & kept).sum()
+    def count_tokens(
+        self, tokens: int, live: Tensor | None, refused: Tensor | None, padding: Tensor | None
+    ) -> None:
+        """Add one forward: which of its tokens were routed live, (T,) bool, and which choices were
+        below the floor, (T, K) bool; None where there are none.
+        """
+        self.counted = self.counted + (tokens if padding is None else (~padding).sum())
+        if live is not None:
+            self.live = self.live + _count_where(live, padding)
         if refused is not None:
-            self.refused = self.refused + (refused & kept.unsqueeze(1)).sum()
+            # a router's own experts may be low, and are not refused
+            refused = refused if live is None else refused & ~live.unsqueeze(1)
+            self.refused = self.refused + _count_where(refused, padding)
 
     @property
     def live_share(self) -> Share:
@@ -53,6 +58,13 @@ class GivenRows:
         """Of given choices, those below the floor."""
         choices = (float(self.counted) - float(self.live)) * self.rows.shape[1]
         return Share(float(self.refused), choices)
+
+
+def _count_where(marked: Tensor, padding: Tensor | None) -> Tensor:
+    """How many of (T, ...) are marked, padding left out."""
+    if padding is None:
+        return marked.sum()
+    return (marked.view(len(marked), -1) & ~padding.unsqueeze(1)).sum()
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,11 @@ class Replayed(NamedTuple):
     settled: Tensor | None = None
     """(T, K) int16 on the device: what was taken in the end, where there is a floor"""
 
+    @property
+    def may_be_live(self) -> bool:
+        """Whether a token may be -1, which no unsigned number is."""
+        return self.rows.dtype.kind != "u"
+
     def same_as(self, other: Replayed) -> bool:
         """Whether both take the same experts."""
         if self.settled is not None and other.settled is not None:
