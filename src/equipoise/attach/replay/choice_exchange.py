@@ -146,20 +146,25 @@ class ChoiceExchange:
 
     def finish_run(self) -> None:
         """The router has returned."""
-        if self._taken is None or in_backward():
-            return
+        if self._taken is not None and not in_backward():
+            self._note_forward(self._taken)
+        # what lies on the device is of one layer at a time
+        self._on_device = self._taken = self._live = self._refused = None
+
+    def _note_forward(self, taken: Tensor) -> None:
+        """Report what was replayed of it, record it, and keep it for a recomputation."""
         if self._on_device is not None and self.given is not None:
-            padding = self.context.known_padding(self.name, len(self._taken))
-            self.given.count_tokens(len(self._taken), self._live, self._refused, padding)
+            padding = self.context.known_padding(self.name, len(taken))
+            self.given.count_tokens(len(taken), self._live, self._refused, padding)
         if self.recording is not None:
             margins = None if self._margins is None else self._margins.cpu().numpy()
-            self.recording.add_rows(self.name, self._taken.cpu().numpy(), margins)
+            self.recording.add_rows(self.name, taken.cpu().numpy(), margins)
         if self.has_replayed and self.context.may_recompute(self.given is not None):
             assert self._first_own is not None
             replayed = self._replayed
             if replayed is not None and replayed.floor:
                 # scores may differ in a last bit when they are recomputed
-                replayed = replayed._replace(settled=self._taken.to(torch.int16))
+                replayed = replayed._replace(settled=taken.to(torch.int16))
             self._kept.add(KeptForward(self._first_own.to(torch.int16), replayed))
 
     def _find_replayed(self, own: Tensor) -> Replayed | None:
