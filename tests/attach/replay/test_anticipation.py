@@ -2,6 +2,7 @@
 
 import copy
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import equipoise
+from equipoise.attach.find.bias import Bias
+from equipoise.attach.replay.anticipation import Anticipation
 from equipoise.layers.weight_history import WeightHistory
 from equipoise.routing import route
 from equipoise.routing.recomputation import in_backward
@@ -107,7 +110,11 @@ def check_tally(router, balancing, scores, before):
         assert torch.equal(part, wanted.parts[name]), name
 
 
-SCORES = {"deepseek_v3": torch.sigmoid, "qwen3_moe": lambda logits: logits.softmax(-1)}
+SCORES = {
+    "deepseek_v3": torch.sigmoid,
+    "afmoe": torch.sigmoid,
+    "qwen3_moe": lambda logits: logits.softmax(-1),
+}
 
 
 @pytest.mark.parametrize("rule", ["deepseek", "quantile"])
@@ -133,9 +140,10 @@ def sharp_model(family):
     balancing = equipoise.balance(model, "deepseek")
     gates = [router.found.gate for router in balancing.routers]
     balancing.detach()
-    for gate in gates:
-        gate.weight.data.mul_(5.0)
-    return model, gates
+    linears = [getattr(gate, "gate", gate) for gate in gates]
+    for linear in linears:
+        linear.weight.data.mul_(5.0)
+    return model, linears
 
 
 @pytest.mark.parametrize("layer", [SoftmaxThenTopK, WithGate])
@@ -245,6 +253,14 @@ def test_history():
     for wrong in (-1, 1.5, True):
         with pytest.raises(ValueError, match="number of steps"):
             WeightHistory(wrong)
+
+
+def test_a_bias_that_is_a_parameter_of_the_gate_is_todays():
+    gate = nn.Linear(4, 3)
+    found = SimpleNamespace(gate=gate, block=nn.Sequential(gate), bias=Bias(gate, "bias", "0.bias"))
+    kept = Anticipation(found, 2).history.oldest
+    assert len(kept) == 1
+    assert torch.equal(kept[0], gate.weight)
 
 
 def test_a_router_outside_of_the_gate_is_refused():
