@@ -55,6 +55,8 @@ _HOMES = {
     "TrainerCallback": "equipoise.attach.trainer_callback",
     "balance": "equipoise.attach",
     "log_balance": "equipoise.integrations.trackers",
+    "record_experts": "equipoise.attach.replay.own_layers",
+    "replay_experts": "equipoise.attach.replay.own_layers",
     "follow": "equipoise.attach",
     # the verbs of the command line; those whose name is a package's have a verb in front
     "agree": "equipoise.attach.replay.agreement",
@@ -119,7 +121,9 @@ __all__ = [
     "policy_mismatch",
     "preset",
     "record",
+    "record_experts",
     "reduce",
+    "replay_experts",
     "route",
     "router_precision",
     "run_arena",
@@ -145,6 +149,7 @@ if TYPE_CHECKING:
     from equipoise.arena.tune import tune
     from equipoise.attach import balance, follow
     from equipoise.attach.replay.agreement import agree
+    from equipoise.attach.replay.own_layers import record_experts, replay_experts
     from equipoise.attach.replay.policy_mismatch import policy_mismatch
     from equipoise.attach.trainer_callback import TrainerCallback
     from equipoise.balancing import Balancer, balancer, balancers, settled

@@ -16,11 +16,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from equipoise.balancing import resolve_balancer
 from equipoise.balancing.resolve import BalancerSource
-from equipoise.balancing.shift.in_sequences import route_and_tally
+from equipoise.layers.choosing_layer import ChoosingLayer
 from equipoise.layers.trained_counts import count_when_trained, register_keeper
 from equipoise.routing import Groups, Tally
 
@@ -38,7 +38,7 @@ class LayerRouting(NamedTuple):
     """(E,) int64: tokens each expert received, padding left out"""
 
 
-class LayerBalancer(nn.Module):
+class LayerBalancer(ChoosingLayer):
     """Chooses experts by a balancer, and counts what is trained on.
 
     Args:
@@ -103,19 +103,13 @@ class LayerBalancer(nn.Module):
             sequences: (...) each token's sequence, for penalties and balancers that look at
                 sequences; by default the first dimension of the scores.
         """
-        choose, count = route_and_tally(self.balancer, sequences)
-        routing = choose(
-            scores,
-            groups=self.groups,
-            mask=mask,
-            renormalize=self.renormalize,
-            scale=self.scale,
-        )
+        choice = self.choose(scores, mask, sequences=sequences)
+        routing = choice.taken
         penalty = self.balancer.penalty(scores, routing, logits, sequences)
         gates = routing.gates
         if self.training and torch.is_grad_enabled():
             self.entered = True
-            tally = count(scores, routing)
+            tally = self.count_choice(choice, sequences)
             gates = count_when_trained(gates, tally, self, self._number)
         shape = (*scores.shape[:-1], routing.experts.shape[-1])
         return LayerRouting(routing.experts.view(shape), gates.view(shape), penalty, routing.loads)
@@ -136,12 +130,14 @@ class LayerBalancer(nn.Module):
     def forget(self) -> None:
         """Forget what was counted since the last step."""
         self.counted, self.entered = None, False
+        if self.exchange is not None:
+            self.exchange.forget_forwards()
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, or a pickled layer, routes as this one does, and has counted nothing."""
         return {
             name: value
-            for name, value in vars(self).items()
+            for name, value in super().__getstate__().items()
             if name not in ("counted", "entered", "_number")
         }
 

@@ -60,7 +60,7 @@ class MoE(nn.Module):
             (num_experts, top_k) -> Balancer.
         shared_experts: experts every token takes, of the same width.
         implementation: of the routed experts; see Experts.
-        score, groups, renormalize, scale, look_ahead, init_std: see Router.
+        score, groups, renormalize, scale, look_ahead, anticipate, init_std: see Router.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class MoE(nn.Module):
         renormalize: bool = False,
         scale: float = 1.0,
         look_ahead: int = 0,
+        anticipate: int = 0,
         init_std: float = 0.006,
     ) -> None:
         super().__init__()
@@ -89,6 +90,7 @@ class MoE(nn.Module):
             renormalize=renormalize,
             scale=scale,
             look_ahead=look_ahead,
+            anticipate=anticipate,
             init_std=init_std,
         )
         self.experts = Experts(

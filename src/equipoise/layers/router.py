@@ -20,7 +20,6 @@ the layers below have moved too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -29,7 +28,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise.balancing import Balancer
-from equipoise.balancing.shift.in_sequences import route_and_tally
+from equipoise.layers.choosing_layer import ChoosingLayer
+from equipoise.layers.weight_history import WeightHistory, check_look_back
 from equipoise.routing import Groups, Routing, Tally, score_function
 
 
@@ -71,7 +71,7 @@ def gate_logits(hidden: Tensor, weight: Tensor) -> Tensor:
         return F.linear(hidden.float(), weight.float())
 
 
-class Router(nn.Module):
+class Router(ChoosingLayer):
     """A linear gate, a score function and a balancer.
 
     Args:
@@ -82,6 +82,8 @@ class Router(nn.Module):
         renormalize: divide a token's gates by their sum.
         scale: multiply the gates.
         look_ahead: how many inputs of a forward to keep for `fresh_tally`; 0 keeps none.
+        anticipate: in training, choose by the weights of so many updates ago, with gates of
+            today's (weight_history.py); it begins anew when a training is resumed.
         init_std: of the gate's weights.
     """
 
@@ -95,6 +97,7 @@ class Router(nn.Module):
         renormalize: bool = False,
         scale: float = 1.0,
         look_ahead: int = 0,
+        anticipate: int = 0,
         init_std: float = 0.006,
     ) -> None:
         super().__init__()
@@ -115,6 +118,9 @@ class Router(nn.Module):
         self.look_ahead = look_ahead
         self.weight = nn.Parameter(torch.empty(balancer.num_experts, hidden_size))
         nn.init.normal_(self.weight, std=init_std)
+        self.anticipate = check_look_back(anticipate)
+        self._history = WeightHistory(anticipate)
+        self._seen_updates = -1
 
     def forward(
         self, hidden: Tensor, mask: Tensor | None = None, sequences: Tensor | None = None
@@ -124,13 +130,13 @@ class Router(nn.Module):
         """
         logits = gate_logits(hidden, self.weight)
         scores = score_function(self.score)(logits)
-        choose, count = route_and_tally(self.balancer, sequences)
-        routing = self._route(choose, scores, mask)
-        tally = count(scores, routing)
-        penalty = self.balancer.penalty(scores, routing, logits, sequences)
-        return Routed(
-            routing, tally, penalty, self._take_sample(hidden, mask) if self.training else None
-        )
+        choice = self.choose(scores, mask, self._older_scores(hidden), sequences)
+        tally = self.count_choice(choice, sequences)
+        penalty = self.balancer.penalty(scores, choice.taken, logits, sequences)
+        sample = None
+        if self.training and self.look_ahead:
+            sample = self._take_sample(hidden, mask, choice.counted is not None)
+        return Routed(choice.taken, tally, penalty, sample)
 
     @torch.no_grad()
     def fresh_tally(self, sample: Sample) -> Tally:
@@ -142,28 +148,40 @@ class Router(nn.Module):
         if hasattr(weight, "full_tensor"):  # FSDP2 holds a shard of it outside of forward
             weight = weight.full_tensor()
         scores = score_function(self.score)(gate_logits(sample.hidden, weight))
-        routing = self._route(self.balancer.route, scores, sample.padding)
-        return self.balancer.tally(scores, routing)
+        return self.balancer.tally(scores, self.route_live(scores, sample.padding))
 
-    def _route(
-        self, choose: Callable[..., Routing], scores: Tensor, mask: Tensor | None
-    ) -> Routing:
-        return choose(
-            scores, groups=self.groups, mask=mask, renormalize=self.renormalize, scale=self.scale
-        )
-
-    def _take_sample(self, hidden: Tensor, mask: Tensor | None) -> Sample | None:
-        if self.look_ahead == 0:
+    @torch.no_grad()
+    def _older_scores(self, hidden: Tensor) -> Tensor | None:
+        """(..., E) by the weights of `anticipate` updates ago; None where today's are to choose."""
+        if not self.anticipate or not self.training:
             return None
+        self._keep_weight()
+        older = self._history.oldest[0].to(hidden.device)
+        return score_function(self.score)(gate_logits(hidden, older))
+
+    # a compiled graph would be made anew for every number of updates
+    @torch.compiler.disable
+    def _keep_weight(self) -> None:
+        """Keep the weight once after every update."""
+        if self._seen_updates != self.balancer.updates_made:
+            self._seen_updates = self.balancer.updates_made
+            self._history.add([self.weight])
+
+    def _take_sample(self, hidden: Tensor, mask: Tensor | None, is_counted: bool) -> Sample:
+        """Evenly over the batch, at most look_ahead; none of a forward that is not counted."""
         flat = hidden.detach().flatten(0, -2)
-        # evenly over the batch, at most look_ahead
         every = slice(None, None, max(1, -(-len(flat) // self.look_ahead)))
         padding = (
             torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
             if mask is None
             else mask.flatten()
         )
+        if not is_counted:
+            every = slice(0)
         return Sample(flat[every].clone(), padding[every].clone())
 
     def extra_repr(self) -> str:
-        return f"score={self.score!r}, groups={self.groups}, look_ahead={self.look_ahead}"
+        return (
+            f"score={self.score!r}, groups={self.groups}, look_ahead={self.look_ahead}, "
+            f"anticipate={self.anticipate}"
+        )

@@ -133,17 +133,9 @@ def route(
     if scores_are_checked(scores):
         require_finite(scores.detach(), "scores" if score is None else "logits")
         require_choosable(lambda: add_shift(ranked, shift), choice.first, choice.kth, top_k)
-    if renormalize:
-        if scores_are_checked(scores):
-            require_nonnegative(gates.detach())
-        # the smallest normal number: a token whose chosen scores are all 0 keeps gates of 0 and not
-        # NaN
-        gates = gates / gates.sum(-1, keepdim=True).clamp_min(torch.finfo(gates.dtype).tiny)
-    if scale != 1.0:
-        gates = gates * scale
     return Routing(
         experts,
-        gates,
+        scale_gates(gates, renormalize=renormalize, scale=scale),
         choice.loads,
         choice.runner_up,
         choice.margin,
@@ -151,6 +143,22 @@ def route(
         None if limits is None else limits.allowed,
         None if limits is None else limits.margin,
     )
+
+
+def gather_gates(scores: Tensor, experts: Tensor, *, renormalize: bool, scale: float) -> Tensor:
+    """(T, K) gates of the experts (T, K), from the scores (T, E) of all."""
+    return scale_gates(scores.gather(1, experts), renormalize=renormalize, scale=scale)
+
+
+def scale_gates(gates: Tensor, *, renormalize: bool, scale: float) -> Tensor:
+    """(T, K) scores of the chosen experts, divided by their sum if asked, times `scale`."""
+    if renormalize:
+        if scores_are_checked(gates):
+            require_nonnegative(gates.detach())
+        # the smallest normal number: a token whose chosen scores are all 0 keeps gates of 0 and not
+        # NaN
+        gates = gates / gates.sum(-1, keepdim=True).clamp_min(torch.finfo(gates.dtype).tiny)
+    return gates if scale == 1.0 else gates * scale
 
 
 class _Choice(NamedTuple):

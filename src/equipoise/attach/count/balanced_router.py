@@ -56,6 +56,8 @@ class BalancedRouter:
         """between its top-K and the experts it takes, once they were recorded or replayed"""
         self._choices = 0
         """how often it chose in the forward that runs, without a bias"""
+        self._has_chosen = False
+        """whether what it chooses now is not to be counted, since an older choice is"""
         self._logits: Tensor | None = None
         """what the gate returned, until its experts are called"""
         self._handles: list[RemovableHandle] = []
@@ -210,6 +212,8 @@ class BalancedRouter:
         if place is not None and (
             self.balancer.needs_scores or self.observer or self._sharded_experts()
         ):
+            if self.exchange is not None and self.exchange.older is not None:
+                output = self.exchange.older.answer
             self._logits = (output if place == -1 else output[place]).detach()
 
     def see_choice(
@@ -292,8 +296,18 @@ class BalancedRouter:
     def _run_exchange(
         self, exchange: ChoiceExchange, run: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        with exchange.begin_run():
-            answer = run(*args, **kwargs)
+        older = None
+        try:
+            if exchange.anticipation is not None and self.block.training:
+                self._has_chosen = True
+                exchange.anticipation.prepare(run, args, kwargs)
+                self._has_chosen = False
+                older = exchange.anticipation.choose(run, args, kwargs)
+                self._has_chosen = True
+            with exchange.begin_run(older):
+                answer = run(*args, **kwargs)
+        finally:
+            self._has_chosen = False
         exchange.finish_run()
         return answer
 
@@ -315,7 +329,11 @@ class BalancedRouter:
 
     def see_shifted(self, indices: Tensor, values: Tensor, shifted: Tensor) -> None:
         """A router without a bias has chosen."""
-        if self.context.may_count(self.block) and self.context.counts(self.block):
+        if (
+            not self._has_chosen
+            and self.context.may_count(self.block)
+            and self.context.counts(self.block)
+        ):
             self._choices += 1
             self._notice_backward(values)
             if self._is_replayed():

@@ -32,6 +32,13 @@ from equipoise.routing.recomputation import check_backward_is_seen, in_backward
 __all__ = ["ForwardContext", "check_backward_is_seen", "eager", "in_backward"]
 
 
+REPLAY_RESTS = (
+    "forwards whose experts are replayed are not counted, and leave the shift where it is: it had "
+    'no part in their choice. {call}, tally="own") counts what the routers themselves would have '
+    "chosen"
+)
+
+
 class ForwardListener(Protocol):
     """What is notified of training forwards: a BalancedRouter."""
 
@@ -243,12 +250,7 @@ class ForwardContext:
         if self._warned_of_rest:
             return
         self._warned_of_rest = True
-        warnings.warn(
-            "forwards whose experts are replayed are not counted, and leave the shift where it is: "
-            'it had no part in their choice. balancing.replay(..., tally="own") counts what the '
-            "routers themselves would have chosen",
-            stacklevel=3,
-        )
+        warnings.warn(REPLAY_RESTS.format(call="balancing.replay(..."), stacklevel=3)
 
     def see_pictures(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object]
@@ -286,6 +288,11 @@ class ForwardContext:
         if self.phase is ForwardPhase.IDLE:
             return torch.is_grad_enabled() and not in_backward()
         return self.phase is ForwardPhase.TRAINING
+
+    def may_recompute(self, is_replayed: bool) -> bool:
+        """Whether a backward pass may run the running forward again."""
+        # a block that is called by itself may be checkpointed with gradients off
+        return self.trains or (is_replayed and self.phase is ForwardPhase.IDLE)
 
     def known_padding(self, name: str, num_tokens: int) -> Tensor | None:
         """`padding`, or None where attention_mask is of other tokens too, as in generation."""

@@ -14,11 +14,13 @@ from equipoise.attach.replay.engine_formats import (
 )
 from equipoise.attach.replay.even_loads import EvenLoads
 from equipoise.attach.replay.expert_choices import ExpertChoices
+from equipoise.attach.replay.forced_loads import SkewedLoads
 from equipoise.attach.replay.megatron_trace import read_megatron_trace, write_megatron_trace
 
 __all__ = [
     "EvenLoads",
     "ExpertChoices",
+    "SkewedLoads",
     "decode_sglang",
     "encode_sglang",
     "engine_array",

@@ -4,82 +4,47 @@ Activation checkpointing runs a forward again inside the backward pass, often af
 ended, and in any order among several micro-batches. It must take the same experts again. Which
 forward is being recomputed is nowhere to be read, but a recomputation ranks its tokens as the
 forward did: so the router's *own* choice of every forward is kept, and tells them apart. Where it
-does not, that is an error, and never a guess. What is kept goes at the next step.
+does not, that is an error, and never a guess (kept_forwards.py). What is kept goes at the next
+step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.attach.count.forward_context import ForwardContext
-from equipoise.attach.count.states import ForwardPhase
 from equipoise.attach.find.routing_spec import RoutingSpec
+from equipoise.attach.replay.anticipation import Anticipation, OlderChoice
 from equipoise.attach.replay.choice_measures import measure_choice
 from equipoise.attach.replay.exchanged_topk import ExchangedTopK
-from equipoise.attach.replay.expert_choices import ExpertChoices, Rows
+from equipoise.attach.replay.expert_choices import ExpertChoices
 from equipoise.attach.replay.given_experts import LIVE, to_device
+from equipoise.attach.replay.given_rows import GivenRows
+from equipoise.attach.replay.kept_forwards import KeptForward, KeptForwards, Replayed
+from equipoise.attach.replay.score_floor import apply_floor, can_vanish, replace_vanishing
 from equipoise.routing.recomputation import in_backward
 
-_LEAST_ALIKE = 0.9
-"""share of tokens whose own choice a recomputation repeats; below it is of another forward. Not 1,
-since kernels that add in any order may flip a near tie
-"""
 
+class ExchangeContext(Protocol):
+    """What an exchange must know of the forward it runs in: a ForwardContext, or a LayerContext."""
 
-@dataclass
-class GivenRows:
-    """What one router takes in a replay, forward after forward."""
+    replays: bool
+    """whether experts are given"""
 
-    rows: Rows
-    """(T, K) of all forwards"""
-    taken: int = 0
-    """how many of them were routed"""
-    counted: int | Tensor = 0
-    live: int | Tensor = 0
-    """tokens, without padding: all, and those routed live. Tensors stay on their device"""
+    def known_padding(self, name: str, num_tokens: int) -> Tensor | None:
+        """(T,) bool, True for padding; None where there is none, or it is unknown."""
 
-    def take_next(self, name: str, tokens: int) -> Rows:
-        """(tokens, K) of the next forward."""
-        left = len(self.rows) - self.taken
-        if tokens > left:
-            raise ValueError(
-                f"{name} routes {tokens} tokens, and experts of {left} more are given "
-                f"({len(self.rows)} in all): give those of every token, padding included"
-            )
-        self.taken += tokens
-        return self.rows[self.taken - tokens : self.taken]
-
-    def count_live(self, live: Tensor, padding: Tensor | None) -> None:
-        """Add (T,) bool tokens."""
-        kept = torch.ones_like(live) if padding is None else ~padding
-        self.counted = self.counted + kept.sum()
-        self.live = self.live + (live & kept).sum()
-
-
-@dataclass(frozen=True)
-class KeptForward:
-    """A forward whose backward pass may recompute it."""
-
-    own: Tensor
-    """(T, K) int16 on the device: what the router itself ranked first"""
-    rows: Rows | None
-    """(T, K) on the host, as given; None where it routed live"""
-
-    def same_rows(self, other: KeptForward) -> bool:
-        if self.rows is None or other.rows is None:
-            return self.rows is other.rows
-        return np.array_equal(self.rows, other.rows)
+    def may_recompute(self, is_replayed: bool) -> bool:
+        """Whether a backward pass may run the running forward again."""
 
 
 class ChoiceExchange:
     """What stands between the top-K of one router and the experts it takes."""
 
-    def __init__(self, name: str, spec: RoutingSpec, context: ForwardContext) -> None:
+    def __init__(self, name: str, spec: RoutingSpec, context: ExchangeContext) -> None:
         self.name = name
         self.spec = spec
         self.context = context
@@ -88,109 +53,134 @@ class ChoiceExchange:
         self.given: GivenRows | None = None
         self.tally_own = False
         """whether a replayed forward counts, by what the router itself would have chosen"""
+        self.floor = 0.0
+        """below which share of its own weakest score a given expert is not taken"""
         self.has_replayed = False
         """from then on live forwards are kept too, to tell them from replayed ones"""
         self.own: Tensor | None = None
         """(T, K) of the run that is or was the last"""
-        self._kept: list[KeptForward] = []
-        self._lost_replay = False
-        """whether a forward that was replayed is kept no more"""
-        self._first_own: Tensor | None = None
-        self._rows: Rows | None = None
-        self._on_device: Tensor | None = None
-        self._taken: Tensor | None = None
-        self._ranked: Tensor | None = None
+        self.anticipation: Anticipation | None = None
+        """set where experts are chosen by weights of some steps ago"""
         self.shift: Callable[[], Tensor] | None = None
         """what is added to the ranked scores before the choice, where the model has no bias"""
         self.bias: Callable[[], Tensor] | None = None
         """what the model has added to the scores that it ranks"""
+        self._kept = KeptForwards(name)
+        self._forget_run()
+
+    def _forget_run(self) -> None:
+        self.own = None
+        self.older: OlderChoice | None = None
+        self._first_own: Tensor | None = None
+        self._replayed: Replayed | None = None
+        self._on_device: Tensor | None = None
+        self._live: Tensor | None = None
+        self._refused: Tensor | None = None
+        self._taken: Tensor | None = None
+        self._measured: tuple[Tensor, Tensor] | None = None
+
+    def rename(self, name: str) -> None:
+        """Call it by another name from now on."""
+        self.name = self._kept.name = name
 
     @property
     def active(self) -> bool:
         """Whether a run of the router must be watched."""
-        return self.recording is not None or self.has_replayed
+        return self.recording is not None or self.has_replayed or self.anticipation is not None
+
+    @property
+    def replayed(self) -> Replayed | None:
+        """What was given to the run that is or was the last, a recomputation too."""
+        return self._replayed
 
     def forget_forwards(self) -> None:
         """No forward that was run will be recomputed."""
-        self._lost_replay |= any(kept.rows is not None for kept in self._kept)
         self._kept.clear()
 
-    def begin_run(self) -> ExchangedTopK:
-        """The mode to run the router in."""
-        self.own = self._first_own = self._rows = self._on_device = self._taken = None
-        self._ranked = None
+    def begin_run(self, older: OlderChoice | None = None) -> ExchangedTopK:
+        """The mode to run the router in; an older choice stands in the place of its own."""
+        self._forget_run()
+        self.older = older
         return ExchangedTopK(self.spec, self.settle)
 
-    def settle(self, own: Tensor, ranked: Tensor) -> Tensor:
-        """The experts to take, (..., K), where the router ranks `own` first."""
+    def settle(self, own: Tensor, ranked: Tensor, scores: Tensor) -> Tensor:
+        """The experts to take, (..., K), where the router ranks `own` first by `ranked` (..., E),
+        and `scores` are those of all groups.
+        """
         flat = own.detach().reshape(-1, self.spec.top_k)
+        if self.older is not None:
+            flat, ranked = self.older.own, self.older.ranked
         if self._first_own is None:
             # a group's own top-2 may look like the choice, and comes before it
             self._first_own = flat
-            self._rows = self._find_rows(flat)
-            if self._rows is not None:
-                self._on_device = to_device(self._rows, flat.device)
+            self._replayed = self._find_replayed(flat)
+            if self._replayed is not None:
+                self._on_device = to_device(self._replayed.rows, flat.device)
         self.own = self._taken = flat
         if self.with_margins and self.recording is not None:
-            self._ranked = ranked
-        if self._on_device is None:
-            return own
-        self._taken = torch.where(self._on_device == LIVE, flat, self._on_device)
+            self._measured = ranked, scores
+        if self._on_device is None or self._replayed is None:
+            return own if self.older is None else flat.view(own.shape)
+        if self._replayed.settled is not None:
+            self._taken = self._replayed.settled.long()
+            return self._taken.view(own.shape)
+        given = self._on_device
+        if self._replayed.may_be_live:
+            self._live = given[:, 0] == LIVE
+            given = torch.where(given == LIVE, flat, given)
+        self._taken = self._accept(given, flat, scores, self._replayed.floor)
         return self._taken.view(own.shape)
+
+    def _accept(self, given: Tensor, own: Tensor, scores: Tensor, floor: float) -> Tensor:
+        """(T, K): the given experts, without those that the router scores too low."""
+        # a family with a bias divides by a sum to which it adds a little
+        vanishes = can_vanish(self.spec.score) and self.bias is None
+        flat = scores.detach().reshape(-1, self.spec.num_experts)
+        if floor:
+            if self.bias is not None:
+                flat = flat - self.bias().to(flat.device)
+            given, self._refused = apply_floor(given, own, flat, floor, self.spec.score)
+        if vanishes:
+            given, low = replace_vanishing(given, own, flat)
+            self._refused = low if self._refused is None else self._refused | low
+        return given
 
     def finish_run(self) -> None:
         """The router has returned."""
-        if self._taken is None or in_backward():
-            return
+        if self._taken is not None and not in_backward():
+            self._note_forward(self._taken)
+        # what lies on the device is of one layer at a time
+        self._on_device = self._taken = self._live = self._refused = self._measured = None
+
+    def _note_forward(self, taken: Tensor) -> None:
+        """Report what was replayed of it, record it, and keep it for a recomputation."""
         if self._on_device is not None and self.given is not None:
-            padding = self.context.known_padding(self.name, len(self._taken))
-            self.given.count_live(self._on_device[:, 0] == LIVE, padding)
+            padding = self.context.known_padding(self.name, len(taken))
+            self.given.count_tokens(len(taken), self._live, self._refused, padding)
         if self.recording is not None:
-            self._add_rows(self.recording, self._taken)
-        # a block that is called by itself may be checkpointed with gradients off
-        by_itself = self.given is not None and self.context.phase is ForwardPhase.IDLE
-        if self.has_replayed and (self.context.trains or by_itself):
+            self._add_rows(self.recording, taken)
+        if self.has_replayed and self.context.may_recompute(self.given is not None):
             assert self._first_own is not None
-            self._kept.append(KeptForward(self._first_own.to(torch.int16), self._rows))
+            replayed = self._replayed
+            if replayed is not None and replayed.floor:
+                # scores may differ in a last bit when they are recomputed
+                replayed = replayed._replace(settled=taken.to(torch.int16))
+            self._kept.add(KeptForward(self._first_own.to(torch.int16), replayed))
 
-    def _find_rows(self, own: Tensor) -> Rows | None:
+    def _find_replayed(self, own: Tensor) -> Replayed | None:
         if in_backward():
-            return self._find_recomputed(own)
-        return None if self.given is None else self.given.take_next(self.name, len(own))
-
-    def _find_recomputed(self, own: Tensor) -> Rows | None:
-        """What the forward took that is being recomputed."""
-        alike = [kept for kept in self._kept if kept.own.shape == own.shape]
-        replayed = self._lost_replay or any(kept.rows is not None for kept in self._kept)
-        if not replayed or not len(own):
+            return self._kept.find_recomputed(own)
+        if self.given is None:
             return None
-        mine = own.to(torch.int16)
-        # one wait for the device, however many there are
-        shares = [(kept.own == mine).all(1).float().mean() for kept in alike]
-        found = torch.stack(shares).tolist() if shares else []
-        best = max(found, default=0.0)
-        if best < _LEAST_ALIKE:
-            raise RuntimeError(
-                f"{self.name} is recomputed in a backward pass, and no forward since the last step "
-                f"ranked its {len(own)} tokens so (the nearest: {best:.0%} of them). Replay and "
-                "gradient checkpointing go together if the backward pass of a forward runs before "
-                "balancing.step() and before its weights change"
-            )
-        nearest = [kept for kept, share in zip(alike, found) if share == best]
-        if not all(kept.same_rows(nearest[0]) for kept in nearest):
-            raise RuntimeError(
-                f"{self.name} is recomputed in a backward pass, and {len(nearest)} forwards of the "
-                "same tokens took different experts: run the backward pass of each before the "
-                "next forward, and balancing.step() or drop() between them"
-            )
-        return nearest[-1].rows
+        return Replayed(self.given.take_next(self.name, len(own)), self.tally_own, self.floor)
 
     def _add_rows(self, recording: ExpertChoices, taken: Tensor) -> None:
-        rows, ranked = taken.cpu().numpy(), self._ranked
-        if ranked is None:
+        rows = taken.cpu().numpy()
+        if self._measured is None:
             recording.add_rows(self.name, rows)
             return
+        ranked, scores = self._measured
         shift, bias = (None if each is None else each() for each in (self.shift, self.bias))
-        found = measure_choice(ranked, ranked, taken, self.spec, shift, bias)
+        found = measure_choice(ranked, scores, taken, self.spec, shift, bias)
         margins, levels, gates = (each.cpu().numpy() for each in found)
         recording.add_rows(self.name, rows, margins, levels=levels, gates=gates)

@@ -16,9 +16,9 @@ import dataclasses
 
 import numpy as np
 
-from equipoise.attach.replay.choice_exchange import GivenRows
 from equipoise.attach.replay.expert_choices import Rows, narrow_integers
 from equipoise.attach.replay.given_experts import RouterShape
+from equipoise.attach.replay.given_rows import GivenRows
 
 
 @dataclasses.dataclass(frozen=True)

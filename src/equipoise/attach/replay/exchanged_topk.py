@@ -18,9 +18,9 @@ from torch.overrides import TorchFunctionMode
 from equipoise.attach.find.choice_calls import ChoiceCall, read_choice
 from equipoise.attach.find.routing_spec import RoutingSpec
 
-Settle = Callable[[Tensor, Tensor], Tensor]
-"""(own indices, ranked values) -> the indices that are taken; the very same tensor where nothing is
-exchanged
+Settle = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(own indices, ranked values, the same of all groups) -> the indices that are taken; the very same
+tensor where nothing is exchanged
 """
 
 
@@ -57,13 +57,14 @@ class ExchangedTopK(TorchFunctionMode):
 
     def _exchange(self, choice: ChoiceCall, answer: Any) -> Any:
         own = choice.indices_of(answer)
-        taken = self.settle(own, choice.values)
-        if taken is own:
-            return answer
         scores = choice.values
+        was_seen = self._before_groups is not None
         if self._before_groups is not None:
             scores, self._before_groups = self._before_groups.reshape(scores.shape), None
-        elif self.spec.groups is not None and self.spec.bias is None:
+        taken = self.settle(own, choice.values, scores)
+        if taken is own:
+            return answer
+        if not was_seen and self.spec.groups is not None and self.spec.bias is None:
             raise RuntimeError(
                 "this router masks scores of other groups, and its scores before that were not "
                 "seen: experts cannot be supplied to it"

@@ -4,43 +4,40 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from equipoise.attach.count.balanced_router import BalancedRouter
 from equipoise.attach.find.quirks import routes_pictures
-from equipoise.attach.replay.choice_exchange import ChoiceExchange, GivenRows
-from equipoise.attach.replay.even_loads import EvenLoads
+from equipoise.attach.replay.choice_exchange import ChoiceExchange
 from equipoise.attach.replay.expert_choices import ExpertChoices
+from equipoise.attach.replay.forced_loads import ForcedLoads
 from equipoise.attach.replay.given_experts import GivenExperts, RouterShape, read_given
+from equipoise.attach.replay.given_rows import GivenRows
+from equipoise.attach.replay.replay_report import ReplayReport
+from equipoise.attach.replay.score_floor import check_floor
 
 TALLIES = ("none", "own")
 
 
-class ReplayReport:
-    """How much of a replay was replayed."""
+@dataclass(frozen=True)
+class ReplayTerms:
+    """How experts are taken, and what is counted of it."""
 
-    def __init__(self, given: Mapping[str, GivenRows]) -> None:
-        self._given = given
+    tally: str = "none"
+    """one of TALLIES"""
+    floor: float = 0.0
+    """see score_floor.py"""
 
-    @property
-    def live_share_by_layer(self) -> dict[str, float]:
-        """The share of tokens, without padding, that a router chose for itself (-1)."""
-        return {
-            name: float(rows.live) / float(rows.counted) if float(rows.counted) else 0.0
-            for name, rows in self._given.items()
-        }
-
-    @property
-    def live_share(self) -> float:
-        """The same over all layers together."""
-        counted = sum(float(rows.counted) for rows in self._given.values())
-        return sum(float(rows.live) for rows in self._given.values()) / counted if counted else 0.0
+    def check(self) -> None:
+        """Refuse what is no tally, and no floor."""
+        if self.tally not in TALLIES:
+            raise ValueError(f"tally is one of {', '.join(map(repr, TALLIES))}, not {self.tally!r}")
+        check_floor(self.floor)
 
 
 @contextlib.contextmanager
-def recorded_experts(routers: Sequence[BalancedRouter], margins: bool) -> Iterator[ExpertChoices]:
+def recorded_experts(exchanges: Sequence[ChoiceExchange], margins: bool) -> Iterator[ExpertChoices]:
     """Within the block, keep what every router takes; recomputations are no forwards."""
     recording = ExpertChoices()
-    exchanges = [_exchange_of(router) for router in routers]
     if any(exchange.recording is not None for exchange in exchanges):
         raise RuntimeError("experts are being recorded already: end that block first")
     try:
@@ -54,18 +51,17 @@ def recorded_experts(routers: Sequence[BalancedRouter], margins: bool) -> Iterat
 
 @contextlib.contextmanager
 def replayed_experts(
-    routers: Sequence[BalancedRouter], experts: GivenExperts | EvenLoads, tally: str
+    exchanges: Sequence[ChoiceExchange], experts: GivenExperts | ForcedLoads, terms: ReplayTerms
 ) -> Iterator[ReplayReport]:
     """Within the block, let every router take the experts that are given."""
-    if tally not in TALLIES:
-        raise ValueError(f"tally is one of {', '.join(map(repr, TALLIES))}, not {tally!r}")
-    given = _rows_by_router(routers, experts)
-    exchanges = [_exchange_of(router) for router in routers]
+    terms.check()
+    given = _rows_by_router(exchanges, experts)
     if any(exchange.given is not None for exchange in exchanges):
         raise RuntimeError("experts are being replayed already: end that block first")
     try:
         for exchange in exchanges:
-            exchange.given, exchange.tally_own = given[exchange.name], tally == "own"
+            exchange.given, exchange.tally_own = given[exchange.name], terms.tally == "own"
+            exchange.floor = terms.floor
             exchange.has_replayed = exchange.context.replays = True
         yield ReplayReport(given)
     finally:
@@ -75,12 +71,17 @@ def replayed_experts(
 
 
 def _rows_by_router(
-    routers: Sequence[BalancedRouter], experts: GivenExperts | EvenLoads
+    exchanges: Sequence[ChoiceExchange], experts: GivenExperts | ForcedLoads
 ) -> dict[str, GivenRows]:
-    shapes = [_shape_of(router) for router in routers]
-    if isinstance(experts, EvenLoads):
+    shapes = [_shape_of(exchange) for exchange in exchanges]
+    if isinstance(experts, ForcedLoads):
         return {shape.name: experts.rows_of(shape) for shape in shapes}
     return {name: GivenRows(rows) for name, rows in read_given(experts, shapes).items()}
+
+
+def _shape_of(exchange: ChoiceExchange) -> RouterShape:
+    name, spec = exchange.name, exchange.spec
+    return RouterShape(name, spec.num_experts, spec.top_k, routes_pictures(name))
 
 
 def _check_all_taken(given: Mapping[str, GivenRows]) -> None:
@@ -91,29 +92,3 @@ def _check_all_taken(given: Mapping[str, GivenRows]) -> None:
                 f"{name} was given experts of {len(rows.rows)} tokens and routed {rows.taken}: "
                 "give those of the forwards in the block, in their order"
             )
-
-
-def forget_forwards(routers: Sequence[BalancedRouter]) -> None:
-    """A step was taken: the forwards before it will not be recomputed."""
-    for router in routers:
-        if router.exchange is not None:
-            router.exchange.forget_forwards()
-
-
-def _shape_of(router: BalancedRouter) -> RouterShape:
-    spec = router.found.spec
-    return RouterShape(router.name, spec.num_experts, spec.top_k, routes_pictures(router.name))
-
-
-def _exchange_of(router: BalancedRouter) -> ChoiceExchange:
-    """The router's, made when it is first needed."""
-    if router.exchange is None:
-        spec = router.found.spec
-        exchange = ChoiceExchange(router.name, spec, router.context)
-        if router.found.bias is None:
-            exchange.shift = lambda: router.applied_shift
-        else:
-            exchange.bias = lambda: router.applied_shift
-        router.watch_choice(exchange)
-    assert router.exchange is not None
-    return router.exchange
