@@ -38,6 +38,7 @@ _HOMES = {
     "Verdict": "equipoise.theorems",
     "verify": "equipoise.theorems",
     "Solution": "equipoise.optimum",
+    "balance_costs": "equipoise.optimum",
     "evaluate": "equipoise.optimum",
     "solve": "equipoise.optimum",
     "LayerBalancer": "equipoise.layers",
@@ -96,6 +97,7 @@ __all__ = [
     "advise",
     "agree",
     "balance",
+    "balance_costs",
     "balancer",
     "balancers",
     "changed_choices",
@@ -164,7 +166,7 @@ if TYPE_CHECKING:
     from equipoise.integrations.trackers import log_balance
     from equipoise.layers import LayerBalancer, MoE, Router, drop, step
     from equipoise.model import DeepSeekMoE
-    from equipoise.optimum import Solution, evaluate, solve
+    from equipoise.optimum import Solution, balance_costs, evaluate, solve
     from equipoise.placement import place
     from equipoise.report.write_report import write_report
     from equipoise.routing import (

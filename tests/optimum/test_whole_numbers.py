@@ -24,7 +24,9 @@ def test_nothing_but_zeros_has_a_unit():
 def choose_all(scores, need, top_k, shift=None):
     shift = np.zeros(scores.shape[1], np.int64) if shift is None else np.array(shift)
     chosen = np.zeros(scores.shape, np.bool_)
-    choose_by_need(scores, np.arange(len(scores)), 2.0**10, shift, top_k, need, chosen)
+    choose_by_need(
+        scores, np.arange(len(scores)), 2.0**10, shift, top_k, need, np.arange(len(shift)), chosen
+    )
     return chosen
 
 

@@ -32,7 +32,7 @@ from equipoise.routing import (
 )
 from equipoise.storage.renamed import old_names
 
-CELL_FORMAT = 3
+CELL_FORMAT = 2
 """raise it when the same cell would give other figures than before"""
 
 __getattr__ = old_names(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
-from equipoise.optimum.problem import Problem, readable_shift
+from equipoise.optimum.bounds import device_places, first_experts
+from equipoise.optimum.problem import Problem, readable_scores, readable_shift
 from equipoise.storage.arrays import Array
 
 
@@ -29,18 +31,21 @@ class Certified(Protocol):
     def lower(self) -> Array: ...
     @property
     def upper(self) -> Array: ...
+    @property
+    def place(self) -> Array | None: ...
 
 
 def verify_solution(solution: Certified, scores: Any) -> None:
     """Raise ValueError unless the assignment is allowed, is a top-K of scores + shift, and its
     value equals the dual's.
     """
+    scores = readable_scores(scores)
+    place = device_places(solution.place, scores.shape[1])
     problem = Problem.of(scores, solution.top_k)
-    problem = Problem(
-        problem.scores, problem.top_k, solution.lower, solution.upper, problem.largest
-    )
+    problem = replace(problem, lower=solution.lower, upper=solution.upper, place=place)
     _require_allowed(solution, problem)
     _require_moderate_shift(solution, problem)
+    _require_one_price(solution, place)
     _require_top_k(solution, problem)
     value, dual_value = problem.value(solution.experts), problem.dual(solution.shift)
     bound = problem.rounding_bound(solution.shift)
@@ -74,11 +79,24 @@ def _require_allowed(solution: Certified, problem: Problem) -> None:
     loads = np.bincount(experts.ravel(), minlength=problem.num_experts)
     if not np.array_equal(loads, solution.loads):
         raise ValueError("loads are not what the experts' rows count up to")
-    wrong = np.flatnonzero((loads < problem.lower) | (loads > problem.upper))
+    held = problem.bounds.held(loads)
+    wrong = np.flatnonzero((held < problem.lower) | (held > problem.upper))
     if len(wrong):
-        k = int(wrong[0])
+        k, what = int(wrong[0]), "expert" if solution.place is None else "device"
         raise ValueError(
-            f"expert {k} has {loads[k]} tokens, not {problem.lower[k]} to {problem.upper[k]}"
+            f"{what} {k} has {held[k]} tokens, not {problem.lower[k]} to {problem.upper[k]}"
+        )
+
+
+def _require_one_price(solution: Certified, place: Array) -> None:
+    """The dual of device capacities has one number for all experts of a device."""
+    shift = np.asarray(solution.shift)
+    apart = np.flatnonzero(shift != shift[first_experts(place)][place])
+    if len(apart):
+        k = int(apart[0])
+        raise ValueError(
+            f"expert {k} has shift {shift[k]:.17g}, others of device {place[k]} have another: a "
+            "proof for devices has one number for each"
         )
 
 

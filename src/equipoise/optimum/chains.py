@@ -15,6 +15,9 @@ chains are shorter than that they are the shortest of all. Else: `WIDER`.
 
 Floor and ceiling: one more node, the pool, with shift 0. An expert below its ceiling may keep one
 more token (arc to the pool), one above its floor may give one up (arc from it).
+
+Devices: where a load is that of several experts, arcs among them cost nothing and move nothing.
+Their shifts, equal at first, then stay equal: each is as far as the other.
 """
 
 from __future__ import annotations
@@ -158,8 +161,9 @@ def _push_all_moves(
     shift: Array,
     chosen: Array,
     reach: int,
+    place: Array,
 ) -> None:
-    """Every move that costs at most `reach`."""
+    """Every move between devices that costs at most `reach`."""
     E = scores.shape[1]
     shifted, inside, outside = np.empty(E, np.int64), np.empty(E, np.int64), np.empty(E, np.int64)
     for row in range(len(tokens)):
@@ -168,13 +172,21 @@ def _push_all_moves(
         for k in inside[:leaving]:
             for l in outside[:joining]:
                 cost = shifted[k] - shifted[l]
-                if cost <= reach:
+                if cost <= reach and place[k] != place[l]:
                     _push_move(moves, k, l, cost - shift[k] + shift[l], row)
 
 
 @exact_kernel
 def _push_after_move(
-    moves: Moves, shifted: Array, chosen: Array, row: int, k: int, l: int, first: Array, reach: int
+    moves: Moves,
+    shifted: Array,
+    chosen: Array,
+    row: int,
+    k: int,
+    l: int,
+    first: Array,
+    reach: int,
+    place: Array,
 ) -> None:
     """The token of this row has just gone from k to l. Push the moves that this allows: from l to
     any expert, and from any expert back into k. `shifted`: its scores + `first`.
@@ -187,7 +199,7 @@ def _push_after_move(
         else:
             continue
         cost = shifted[source] - shifted[sink]
-        if cost <= reach:
+        if cost <= reach and place[source] != place[sink]:
             _push_move(moves, source, sink, cost - first[source] + first[sink], row)
 
 
@@ -218,11 +230,15 @@ def _refresh_after_move(moves: Moves, chosen: Array, row: int, k: int, l: int) -
 
 
 @exact_kernel
-def _open_pool(cheapest: Array, k: int, accepted: Array, lower: Array, upper: Array) -> None:
-    """Arcs of expert k: to the pool below its ceiling, from the pool above its floor."""
-    E = len(accepted)
-    cheapest[k, E] = 0 if accepted[k] < upper[k] else UNREACHABLE
-    cheapest[E, k] = 0 if accepted[k] > lower[k] else UNREACHABLE
+def _open_pool(
+    cheapest: Array, d: int, accepted: Array, lower: Array, upper: Array, place: Array
+) -> None:
+    """Arcs of device d's experts: to the pool below its ceiling, from the pool above its floor."""
+    E = len(place)
+    for k in range(E):
+        if place[k] == d:
+            cheapest[k, E] = 0 if accepted[d] < upper[d] else UNREACHABLE
+            cheapest[E, k] = 0 if accepted[d] > lower[d] else UNREACHABLE
 
 
 class SearchInput(NamedTuple):
@@ -238,28 +254,35 @@ class SearchInput(NamedTuple):
     """moves that cost more under the first shift are left out"""
     lower: Array
     upper: Array
-    """(E,) bounds of the loads"""
+    """(D,) bounds of the loads"""
+    place: Array
+    """(E,) the device of each expert"""
 
 
 @exact_kernel
 def _move_token(
     moves: Moves, given: SearchInput, chosen: Array, accepted: Array, k: int, l: int
 ) -> None:
-    """One token goes from k to l; an arc of the pool changes an expert's accepted load by one."""
-    E = len(accepted)
+    """One token goes from k to l; an arc of the pool changes an accepted load by one, one within a
+    device nothing.
+    """
+    lower, upper, place = given.lower, given.upper, given.place
+    E = len(place)
     if k == E:
-        accepted[l] -= 1
-        _open_pool(moves.cheapest, l, accepted, given.lower, given.upper)
+        accepted[place[l]] -= 1
+        _open_pool(moves.cheapest, place[l], accepted, lower, upper, place)
         return
     if l == E:
-        accepted[k] += 1
-        _open_pool(moves.cheapest, k, accepted, given.lower, given.upper)
+        accepted[place[k]] += 1
+        _open_pool(moves.cheapest, place[k], accepted, lower, upper, place)
+        return
+    if place[k] == place[l]:
         return
     row = moves.mover[moves.top[k, l]]
     chosen[row, k], chosen[row, l] = False, True
     shifted = np.empty(E, np.int64)
     _shift_row(given.scores[given.tokens[row]], given.scale, given.first, shifted)
-    _push_after_move(moves, shifted, chosen[row], row, k, l, given.first, given.reach)
+    _push_after_move(moves, shifted, chosen[row], row, k, l, given.first, given.reach, place)
     _refresh_after_move(moves, chosen, row, k, l)
 
 
@@ -278,7 +301,8 @@ def _chain_is_free(cheapest: Array, shift: Array, before: Array, start: int, end
 @exact_kernel
 def _all_moves(given: SearchInput, shift: Array, chosen: Array, accepted: Array) -> Moves:
     """Every move within reach, with storage for the moves that others will allow."""
-    scores, tokens, scale, E = given.scores, given.tokens, given.scale, len(accepted)
+    scores, tokens, scale, place = given.scores, given.tokens, given.scale, given.place
+    E = len(place)
     capacity = 2 * _count_moves(scores, tokens, scale, shift, chosen, given.reach) + 4 * E * E
     if capacity >= 2**31:
         # more than a link of four bytes can name
@@ -295,9 +319,13 @@ def _all_moves(given: SearchInput, shift: Array, chosen: Array, accepted: Array)
         top,
         cheapest,
     )
-    _push_all_moves(moves, scores, tokens, scale, shift, chosen, given.reach)
+    _push_all_moves(moves, scores, tokens, scale, shift, chosen, given.reach, place)
     for k in range(E):
-        _open_pool(cheapest, k, accepted, given.lower, given.upper)
+        for l in range(E):
+            if k != l and place[k] == place[l]:
+                cheapest[k, l] = 0
+    for d in range(len(accepted)):
+        _open_pool(cheapest, d, accepted, given.lower, given.upper, place)
     return moves
 
 
@@ -311,6 +339,7 @@ def move_along_chains(
     accepted: Array,
     lower: Array,
     upper: Array,
+    place: Array,
     excess: Array,
     reach: int,
 ) -> int:
@@ -318,13 +347,14 @@ def move_along_chains(
     changed in place.
 
     tokens: (n,) those that may move; chosen: (n, E) bool. shift, excess: (E + 1,), the pool last.
-    accepted: (E,) the load each expert is to have, between lower and upper.
+    accepted: (D,) the load each device is to have, between lower and upper; place: (E,) the
+    device of each expert, arange(E) where experts have loads of their own.
 
     Returns DONE; WIDER if `reach` was too short to continue; AGAIN if storage is full: call again,
     and new storage is allocated.
     """
     E = scores.shape[1]
-    given = SearchInput(scores, tokens, scale, shift.copy(), reach, lower, upper)
+    given = SearchInput(scores, tokens, scale, shift.copy(), reach, lower, upper, place)
     moves = _all_moves(given, shift, chosen, accepted)
     distance, before = np.empty(E + 1, np.int64), np.empty(E + 1, np.int64)
     settled = np.empty(E + 1, np.int64)

@@ -31,9 +31,9 @@ class Evaluation:
     value: float
     """sum of the chosen scores"""
     dual_value: float
-    """the dual at this shift"""
+    """the dual at this shift; inf where devices share loads and their experts have other shifts"""
     imbalance: float
-    """mean |load - target| / target, over experts with a target"""
+    """mean |load - target| / target, over experts (or devices) with a target"""
     max_violation: float
     """greatest load / target - 1"""
     optimum: Solution
@@ -63,10 +63,16 @@ class Evaluation:
 
 
 def evaluate(
-    scores: Any, top_k: int, shift: Any, *, target: Any = None, optimum: Solution | None = None
+    scores: Any,
+    top_k: int,
+    shift: Any,
+    *,
+    target: Any = None,
+    devices: Any = None,
+    optimum: Solution | None = None,
 ) -> Evaluation:
     """What `shift` achieves on these scores. Pass `optimum` if it is already known; else it is
-    solved, starting from `shift`.
+    solved, starting from `shift`. With `devices`, as in `solve`, loads are judged by device.
 
     Example:
         >>> import numpy as np
@@ -74,10 +80,10 @@ def evaluate(
         >>> equipoise.evaluate(scores, 2, np.zeros(8)).imbalance < 0.1
         True
     """
-    problem = Problem.of(scores, top_k, target)
+    problem = Problem.of(scores, top_k, target, devices)
     shift = readable_shift(shift, problem.num_experts)
     if optimum is None:
-        optimum = solve(problem.scores, top_k, target=target, shift=shift)
+        optimum = solve(problem.scores, top_k, target=target, devices=devices, shift=shift)
     elif optimum.experts.shape != (problem.num_tokens, problem.top_k):
         raise ValueError(
             f"the optimum is of {optimum.experts.shape}, these scores need "
@@ -88,7 +94,7 @@ def evaluate(
     value, best = value_and_best(problem.scores, shift, experts)
     wanted = problem.target
     asked = wanted > 0
-    off = (loads - wanted)[asked] / wanted[asked]
+    off = (problem.bounds.held(loads) - wanted)[asked] / wanted[asked]
     return Evaluation(
         experts=experts,
         loads=loads,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from equipoise.optimum.bounds import LoadBounds, first_experts
 from equipoise.optimum.chains import AGAIN, DONE, MOVE_BYTES, move_along_chains
 from equipoise.optimum.newton import Look, Region
 from equipoise.optimum.topk import boundary_under
@@ -32,13 +33,13 @@ class ExactState:
     shift: Array
     """(E + 1,) int64, the pool last: an expert with two allowed loads compares its shift to that"""
     accepted: Array
-    """(E,) the load each expert is to have"""
+    """(D,) the load each device is to have: each expert, where it is alone"""
     tokens: Array
     """(n,) rising"""
     chosen: Array
     """(n, E) bool"""
     excess: Array
-    """(E + 1,) loads - accepted; the pool has none"""
+    """(E + 1,) loads - accepted, a device's at its first expert; the pool has none"""
 
     @property
     def float_shift(self) -> Array:
@@ -54,7 +55,7 @@ def exact_state(
     region: Region,
     look: Look,
     scale: float,
-    bounds: tuple[Array, Array],
+    bounds: LoadBounds,
     reach: float,
     before: ExactState | None = None,
 ) -> ExactState:
@@ -73,7 +74,7 @@ def exact_state(
         )
     else:
         shift, accepted = before.shift, before.accepted
-    chosen = np.zeros((len(tokens), len(accepted)), np.bool_)
+    chosen = np.zeros((len(tokens), len(bounds.place)), np.bool_)
     fresh = np.ones(len(tokens), np.bool_)
     if before is not None:
         _, here, there = np.intersect1d(
@@ -81,30 +82,35 @@ def exact_state(
         )
         chosen[here] = before.chosen[there]
         fresh[here] = False
-    need = accepted - others - chosen.sum(0)
-    picked = np.zeros((int(fresh.sum()), len(accepted)), np.bool_)
-    choose_by_need(region.scores, tokens[fresh], scale, shift, region.top_k, need, picked)
+    need = accepted - bounds.held(others + chosen.sum(0))
+    picked = np.zeros((int(fresh.sum()), len(bounds.place)), np.bool_)
+    choose_by_need(
+        region.scores, tokens[fresh], scale, shift, region.top_k, need, bounds.place, picked
+    )
     chosen[fresh] = picked
-    return ExactState(region.scores, scale, shift, accepted, tokens, chosen, np.append(-need, 0))
+    excess = np.zeros(len(shift), np.int64)
+    excess[first_experts(bounds.place)] = -need
+    return ExactState(region.scores, scale, shift, accepted, tokens, chosen, excess)
 
 
-def _with_pool(shift: Array, bounds: tuple[Array, Array], total: int) -> tuple[Array, Array]:
-    """Which experts take their ceiling, and the pool's shift: experts below it take it, experts
-    above their floor.
+def _with_pool(shift: Array, bounds: LoadBounds, total: int) -> tuple[Array, Array]:
+    """Which experts (or devices) take their ceiling, and the pool's shift: experts below it take
+    it, experts above their floor.
 
     Complementary slackness for max(-floor p, -ceil p): p < 0 asks for the ceiling, p > 0 for the
     floor.
     """
-    lower, upper = bounds
+    lower, upper, _ = bounds
     free = np.flatnonzero(lower < upper)
     extra = total - int(lower.sum())
     accepted = lower.copy()
     if not len(free):
         # the pool has no arcs: put it where `float_shift` measures from
         return np.append(shift, int(np.median(shift))), accepted
-    ranked = free[np.argsort(shift[free], kind="stable")]
+    price = bounds.price(shift)
+    ranked = free[np.argsort(price[free], kind="stable")]
     accepted[ranked[:extra]] += 1
-    pool = shift[ranked[max(extra - 1, 0)]]
+    pool = price[ranked[max(extra - 1, 0)]]
     return np.append(shift, pool), accepted
 
 
@@ -113,13 +119,13 @@ def finish_exactly(
     region: Region,
     look: Look,
     scale: float,
-    bounds: tuple[Array, Array],
+    bounds: LoadBounds,
     first: ExactState,
 ) -> tuple[ExactState, int]:
     """Chains of moves until every load is right; and how many tokens were looked at for that."""
     read = 0
     state = first
-    reach = _first_reach(look.seen.margin, 64 * len(first.accepted) + 8 * state.total_excess)
+    reach = _first_reach(look.seen.margin, 64 * len(bounds.place) + 8 * state.total_excess)
     while state.total_excess:
         if not _region_covers(region, look, reach):
             region = whole
@@ -135,7 +141,7 @@ def finish_exactly(
     return state, read
 
 
-def _move_all_excess(state: ExactState, bounds: tuple[Array, Array], reach: float) -> int:
+def _move_all_excess(state: ExactState, bounds: LoadBounds, reach: float) -> int:
     """DONE, or WIDER if the reach is too short."""
     while True:
         try:

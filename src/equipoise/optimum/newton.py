@@ -19,6 +19,7 @@ import numpy as np
 from scipy import sparse
 
 from equipoise.optimum.arrays import centred
+from equipoise.optimum.bounds import first_experts, sum_by_device
 from equipoise.optimum.topk import EVERY_TOKEN, Boundary, boundary_under
 from equipoise.storage.arrays import Array
 
@@ -131,22 +132,27 @@ def descend_dual(
     whole: Region,
     target: Array,
     shift: Array,
+    place: Array,
     *,
     excess: float,
     radius: float | None,
     rounds: int = 60,
 ) -> Descent:
-    """Lower the dual until the tokens in excess are at most `excess`, or nothing more is gained."""
+    """Lower the dual until the tokens in excess are at most `excess`, or nothing more is gained.
+
+    `target` (D,) is of devices, whose experts `place` (E,) share a number; of experts, where
+    each is alone.
+    """
     look = whole.look(shift)
     state = Descent(look, whole, whole, radius or _first_radius(look.seen.margin), len(whole), look)
     smallest = 1e-9 * state.radius
     for _ in range(rounds):
-        gap = target - state.look.loads
+        gap = target - sum_by_device(state.look.loads, place)
         state.close = bool(np.abs(gap).sum() <= 2 * excess)
         if state.close or state.radius < smallest:
             break
         _narrow_region(state)
-        _trust_step(state, target, gap)
+        _trust_step(state, target, gap, place)
     return state
 
 
@@ -164,17 +170,19 @@ def _narrow_region(state: Descent) -> None:
         state.read += len(state.region)
 
 
-def _trust_step(state: Descent, target: Array, gap: Array) -> None:
+def _trust_step(state: Descent, target: Array, gap: Array, place: Array) -> None:
     """One trust-region step: accepted if the dual falls; the radius follows how well the model
     predicted the fall.
     """
-    laplacian, change, held_back = _damped_newton_step(state.look.seen, gap, state.radius)
-    shift = state.look.shift + change
+    laplacian, change, held_back = _damped_newton_step(state.look.seen, gap, place, state.radius)
+    shift = state.look.shift + change[place]
     region = state.region if state.region.holds(shift) else state.whole
     after = region.look(shift)
     state.read += len(region)
     predicted = float(gap @ change - 0.5 * change @ (laplacian @ change))
-    fall = (state.look.value - target @ state.look.shift) - (after.value - target @ shift)
+    first = first_experts(place)
+    before = state.look.value - target @ state.look.shift[first]
+    fall = before - (after.value - target @ shift[first])
     if fall <= 0:
         state.radius /= 4
         return
@@ -187,7 +195,9 @@ def _trust_step(state: Descent, target: Array, gap: Array) -> None:
         state.radius = 2 * state.radius if held_back else smaller
 
 
-def _damped_newton_step(seen: Boundary, gap: Array, radius: float) -> tuple[Any, Array, bool]:
+def _damped_newton_step(
+    seen: Boundary, gap: Array, place: Array, radius: float
+) -> tuple[Any, Array, bool]:
     """The Hessian, the step, and whether the radius held it back.
 
     The Hessian is counted on a tenth of the step's width, or on as many tokens as it needs.
@@ -195,7 +205,7 @@ def _damped_newton_step(seen: Boundary, gap: Array, radius: float) -> tuple[Any,
     enough = min(len(seen.margin) - 1, _TOKENS_PER_EXPERT * len(gap))
     width = float(np.partition(seen.margin, enough)[enough]) or radius
     while True:
-        laplacian = _boundary_laplacian(seen, len(gap), width)
+        laplacian = _boundary_laplacian(seen, place, len(gap), width)
         change, held_back = _step_within(laplacian, gap, radius)
         spread = float(np.ptp(change))
         if not width < _HESSIAN_WIDTH * spread:
@@ -203,14 +213,14 @@ def _damped_newton_step(seen: Boundary, gap: Array, radius: float) -> tuple[Any,
         width = max(2 * width, _HESSIAN_WIDTH * spread)
 
 
-def _boundary_laplacian(seen: Boundary, E: int, width: float) -> Any:
-    """(E, E) sparse, the Hessian of the dual: tokens at the boundary of each pair of experts, per
-    unit of shift.
+def _boundary_laplacian(seen: Boundary, place: Array, D: int, width: float) -> Any:
+    """(D, D) sparse, the Hessian of the dual: tokens at the boundary of each pair of experts, or
+    devices, per unit of shift. Those between experts of one device cancel.
     """
     near = seen.margin <= width
-    k, l = seen.kth[near], seen.runner_up[near]
+    k, l = place[seen.kth[near]], place[seen.runner_up[near]]
     # A token may go one way only; half for each way it might have been counted.
-    weight = sparse.coo_matrix((np.full(len(k), 0.5 / width), (k, l)), shape=(E, E)).tocsr()
+    weight = sparse.coo_matrix((np.full(len(k), 0.5 / width), (k, l)), shape=(D, D)).tocsr()
     weight = weight + weight.T
     return sparse.diags(np.asarray(weight.sum(axis=1)).ravel(), format="csr") - weight
 

@@ -11,7 +11,8 @@ lacks x <= 1):
 
 The two optima are equal, and integral: the program is a flow. Where a target is no whole number,
 the load may be its floor or its ceiling, and -target_k p_k becomes max(-floor p_k, -ceil p_k): then
-a constant added to p counts, and p must not be centred.
+a constant added to p counts, and p must not be centred. Capacities of devices, and one number for
+each, are in bounds.py; targets and loads below are then those of devices.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.optimum.bounds import LoadBounds, device_places
 from equipoise.optimum.sums import largest_size
 from equipoise.selection.threads import run_in_parts
 from equipoise.storage.arrays import Array
@@ -44,22 +46,26 @@ class Problem:
     """(E,) int64"""
     largest: float
     """largest |score|"""
+    place: Array
+    """(E,) the device of each expert; lower and upper are (D,), of devices"""
 
     @staticmethod
-    def of(scores: Any, top_k: int, target: Any = None) -> Problem:
+    def of(scores: Any, top_k: int, target: Any = None, devices: Any = None) -> Problem:
         """Checks what is given, and names what is wrong with it.
 
         Args:
             scores: (T, E), numpy or a CPU tensor.
             top_k: K.
-            target: (E,) loads; default T*K/E each.
+            target: (E,) loads; default T*K/E each. With devices (D,), default T*K/D.
+            devices: how many, or the device of every expert; None: experts have loads of their own.
         """
         scores = readable_scores(scores)
         T, E = scores.shape
         top_k = _whole_top_k(top_k, E)
         largest = _largest_score(scores)
-        lower, upper = _load_bounds(target, T, E, top_k)
-        return Problem(scores, top_k, lower, upper, largest)
+        place = device_places(devices, E)
+        lower, upper = _load_bounds(target, T, top_k, np.bincount(place), devices)
+        return Problem(scores, top_k, lower, upper, largest, place)
 
     def near_one(self) -> tuple[Problem, int]:
         """The same problem in units of 2^exponent, where products of scores neither over- nor
@@ -78,6 +84,10 @@ class Problem:
     @property
     def num_experts(self) -> int:
         return int(self.scores.shape[1])
+
+    @property
+    def bounds(self) -> LoadBounds:
+        return LoadBounds(self.lower, self.upper, self.place)
 
     @property
     def whole(self) -> bool:
@@ -111,7 +121,15 @@ class Problem:
         return math.fsum([*parts, *self.price(shift)])
 
     def price(self, shift: Array) -> Array:
-        """(E,) what the targets take off the dual: -target_k p_k, or max over floor and ceiling."""
+        """(D,) what the targets take off the dual: -target_k p_k, or max over floor and ceiling.
+
+        inf where experts of a device have different shifts: that is no dual of its load, and bounds
+        nothing.
+        """
+        price = self.bounds.price(shift)
+        if (price[self.place] != shift).any():
+            return np.full(len(price), np.inf)
+        shift = price
         return np.maximum(-self.lower * shift, -self.upper * shift)
 
     def rounding_bound(self, shift: Array) -> float:
@@ -220,33 +238,44 @@ def _largest_score(scores: Array) -> float:
     return largest
 
 
-def _load_bounds(target: Any, T: int, E: int, top_k: int) -> tuple[Array, Array]:
-    """Least and greatest load of each expert."""
+def _load_bounds(
+    target: Any, T: int, top_k: int, experts: Array, devices: Any
+) -> tuple[Array, Array]:
+    """Least and greatest load of each expert; or device, where they hold `experts` (D,) each."""
+    D, choices, what = len(experts), T * top_k, "expert" if devices is None else "device"
     if target is None:
-        return np.full(E, T * top_k // E), np.full(E, -(-T * top_k // E))
+        _require_possible(np.full(D, choices / D), T, experts, what)
+        return np.full(D, choices // D), np.full(D, -(-choices // D))
     wanted = to_numpy(target, "targets")
-    if wanted.shape != (E,):
+    if wanted.shape != (D,):
         raise ValueError(
-            f"the target must have one load for each of {E} experts, but has shape {wanted.shape}"
+            f"the target must have one load for each of {D} {what}s, but has shape {wanted.shape}"
         )
     if wanted.dtype.kind not in "iuf" or not np.isfinite(wanted).all():
         raise ValueError("targets must be finite numbers")
-    outside = np.flatnonzero((wanted < 0) | (wanted > T))
-    if len(outside):
-        k = int(outside[0])
-        raise ValueError(
-            f"the target of expert {k} is {wanted[k]}: not between 0 and the {T} tokens there are"
-        )
+    _require_possible(wanted, T, experts, what)
     total = math.fsum(wanted.tolist())
-    if abs(total - T * top_k) > 1e-9 * T * top_k:
+    if abs(total - choices) > 1e-9 * choices:
         raise ValueError(
             f"targets sum to {total:.15g}, but {T} tokens taking {top_k} experts each make "
-            f"{T * top_k}"
+            f"{choices}"
         )
     # a float that means a whole number is one: 4096 * (1/3) * 3
     nearest = np.rint(wanted)
     wanted = np.where(np.abs(wanted - nearest) <= 1e-9 * np.maximum(nearest, 1), nearest, wanted)
     return np.floor(wanted).astype(np.int64), np.ceil(wanted).astype(np.int64)
+
+
+def _require_possible(wanted: Array, T: int, experts: Array, what: str) -> None:
+    """Refuse a load that no tokens can make: each takes an expert at most once."""
+    outside = np.flatnonzero((wanted < 0) | (wanted > T * experts))
+    if len(outside):
+        k = int(outside[0])
+        each = "" if experts[k] == 1 else f", {experts[k]} times for its {experts[k]} experts"
+        raise ValueError(
+            f"the target of {what} {k} is {wanted[k]}: not between 0 and the {T} tokens there "
+            f"are{each}"
+        )
 
 
 def _row_blocks(*arrays: Array, tokens: int = 16384) -> Any:

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.optimum.bounds import sum_by_device
 from equipoise.optimum.certificate import verify_solution
 from equipoise.optimum.exact import ExactState, chain_seconds, exact_state, finish_exactly
 from equipoise.optimum.newton import Descent, Region, descend_dual
@@ -69,6 +70,8 @@ class Solution:
     """spent loading compiled kernels, or compiling them where this machine has not yet; 0 but for
     the first solution of a process
     """
+    place: Array | None = None
+    """(E,) the device of each expert, where devices were asked for; lower and upper are theirs"""
 
     def __repr__(self) -> str:
         """One line: arrays of a million tokens are not for reading."""
@@ -88,6 +91,11 @@ class Solution:
         """Whether a target was no whole number, so that loads are its floor or its ceiling."""
         return bool((self.lower != self.upper).any())
 
+    @property
+    def device_loads(self) -> Array:
+        """(D,) int64: what the bounds are of; the loads themselves without devices."""
+        return self.loads if self.place is None else sum_by_device(self.loads, self.place)
+
     def verify(self, scores: Any) -> None:
         """Check the proof from scratch, by numpy alone; raises ValueError naming what fails."""
         verify_solution(self, scores)
@@ -98,17 +106,22 @@ def solve(
     top_k: int,
     *,
     target: Any = None,
+    devices: Any = None,
     shift: Any = None,
     progress: ReportLine | None = None,
 ) -> Solution:
     """Assign tokens to experts, K each, with given loads and the greatest sum of scores.
+
+    The loads are those of experts, or of devices that hold several (bounds.py).
 
     Args:
         scores: (T, E) float32 or float64, numpy or a CPU tensor. Read in place if contiguous,
             else copied.
         top_k: experts of a token.
         target: (E,) loads; default T*K/E each. Where not whole, the load is the floor or the
-            ceiling, whichever is best.
+            ceiling, whichever is best. With devices (D,) capacities, default T*K/D each.
+        devices: how many, each with an equal block of consecutive experts; or the device of every
+            expert, as E numbers. Loads then are right for devices, and experts free within.
         shift: (E,) where to start, such as the shift of the batch before. Any is right; a good one
             is faster.
         progress: called with a line of text at every stage.
@@ -120,8 +133,8 @@ def solve(
         [250, 250, 250, 250, 250, 250, 250, 250]
     """
     report = progress or (lambda line: None)
-    problem = Problem.of(scores, top_k, target)
-    start = None if shift is None else readable_shift(shift, problem.num_experts)
+    problem = Problem.of(scores, top_k, target, devices)
+    start = None if shift is None else _given_start(shift, problem)
     loading_seconds = _load_kernels(problem.scores.dtype, report)
     begin = time.perf_counter()
     scaled, exponent = problem.near_one()
@@ -144,6 +157,7 @@ def solve(
         lower=problem.lower,
         upper=problem.upper,
         loading_seconds=loading_seconds,
+        place=None if devices is None else problem.place,
     )
 
 
@@ -228,12 +242,12 @@ class _Search:
         """
         seen = boundary_under(self.problem.scores, shift, self.problem.top_k, tokens)
         self.read += len(tokens)
-        target = self._share_of_target(tokens)
+        target, loads = self._share_of_target(tokens), self.problem.bounds.held(seen.loads)
         chance = np.sqrt(2 / np.pi * np.maximum(target, 1))
-        return bool(np.abs(seen.loads - target).mean() < 2 * chance.mean())
+        return bool(np.abs(loads - target).mean() < 2 * chance.mean())
 
     def _share_of_target(self, tokens: Array) -> Array:
-        """(E,) the loads that these tokens should make; EVERY_TOKEN makes all of them."""
+        """(D,) the loads that these tokens should make; EVERY_TOKEN makes all of them."""
         share = len(tokens) / self.problem.num_tokens if len(tokens) else 1.0
         return self.problem.target * share
 
@@ -252,7 +266,8 @@ class _Search:
         # a sample's own noise is twice that
         chance = 0.2 * np.sqrt(target).sum() if len(tokens) else 0.0
         excess = max(2.0 * self.problem.num_experts, float(chance))
-        descent = descend_dual(whole, target, shift, excess=excess, radius=radius)
+        place = self.problem.place
+        descent = descend_dual(whole, target, shift, place, excess=excess, radius=radius)
         self.read += descent.read
         return descent
 
@@ -262,11 +277,11 @@ class _Search:
         """The optimum of these tokens, from Newton's last shift, or from its first if better."""
         self.progress(f"Newton on {len(tokens) or self.problem.num_tokens:,} tokens")
         descent = descent or self._run_newton(tokens, shift, radius)
-        bounds = (self.problem.lower, self.problem.upper)
+        bounds = self.problem.bounds
         if len(tokens):
-            bounds = (
-                np.floor(self._share_of_target(tokens)).astype(np.int64),
-                np.ceil(self._share_of_target(tokens)).astype(np.int64),
+            share = self._share_of_target(tokens)
+            bounds = bounds._replace(
+                lower=np.floor(share).astype(np.int64), upper=np.ceil(share).astype(np.int64)
             )
         region, look = descent.region, descent.look
         state = exact_state(region, look, self.scale, bounds, 0.0)
@@ -281,6 +296,12 @@ class _Search:
         state, read = finish_exactly(descent.whole, region, look, self.scale, bounds, state)
         self.read += read
         return state
+
+
+def _given_start(shift: Any, problem: Problem) -> Array:
+    """(E,) the shift to start from: of each device one number, the mean of its experts'."""
+    given, place = readable_shift(shift, problem.num_experts), problem.place
+    return np.asarray((sum_by_device(given, place) / np.bincount(place))[place])
 
 
 def _clip_shift(shift: Array, size: float) -> Array:

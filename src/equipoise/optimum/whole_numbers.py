@@ -53,12 +53,20 @@ def _kth_largest(values: Array, best: Array) -> int:
 
 @exact_kernel
 def choose_by_need(
-    scores: Array, tokens: Array, scale: float, shift: Array, top_k: int, need: Array, chosen: Array
+    scores: Array,
+    tokens: Array,
+    scale: float,
+    shift: Array,
+    top_k: int,
+    need: Array,
+    place: Array,
+    chosen: Array,
 ) -> None:
     """The exact top-K of each token, into `chosen` (n, E). Among equals the expert with the
     greatest need is taken, then the lowest index.
 
-    `need` (E,), the tokens an expert still lacks, is updated with each token.
+    `need` (D,), the tokens an expert still lacks, or the device `place` (E,) that it is on, is
+    updated with each token.
     """
     E = scores.shape[1]
     shifted = np.empty(E, np.int64)
@@ -71,18 +79,18 @@ def choose_by_need(
         for k in range(E):
             chosen[row, k] = shifted[k] > threshold
             room -= chosen[row, k]
-            need[k] -= chosen[row, k]
+            need[place[k]] -= chosen[row, k]
         for _ in range(room):
             neediest = -1
             for k in range(E):
                 if (
                     shifted[k] == threshold
                     and not chosen[row, k]
-                    and (neediest < 0 or need[k] > need[neediest])
+                    and (neediest < 0 or need[place[k]] > need[place[neediest]])
                 ):
                     neediest = k
             chosen[row, neediest] = True
-            need[neediest] -= 1
+            need[place[neediest]] -= 1
 
 
 @exact_kernel

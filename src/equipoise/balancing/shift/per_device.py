@@ -45,9 +45,15 @@ class PerDevice(Direction):
     """A direction with one number for each device, the same for all its experts.
 
     Example:
+        >>> from equipoise.balancing import Dual
         >>> from equipoise.balancing.shift.directions import LoadGap
         >>> from equipoise.balancing.shift.parts import Scale, Sign
-        >>> balancer = Dual(8, 2, PerDevice(LoadGap("counts"), devices=4), [Sign(), Scale(1e-3)])
+        >>> direction = PerDevice(LoadGap("counts"), devices=2)
+        >>> balancer = Dual(4, 1, direction, [Sign(), Scale(0.25)])
+        >>> scores = torch.tensor([[0.5, 0.3, 0.1, 0.1], [0.6, 0.2, 0.1, 0.1]])
+        >>> balancer.update(balancer.tally(scores, balancer.route(scores)))
+        >>> balancer.shift.tolist()
+        [-0.25, -0.25, 0.25, 0.25]
     """
 
     place: Tensor
