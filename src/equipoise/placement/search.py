@@ -73,11 +73,14 @@ def _search_from(state: SearchState, descents: int, seed: int) -> None:
 @search_kernel
 def _descend(state: SearchState) -> float:
     """Take moves until none helps. Returns the sum over batches of the fullest device."""
+    before = np.inf
     while True:
         weigh_all(state)
         cost = swap_while_better(state)
-        if not change_copy(state, cost):
+        # a copy move that has saved nothing, by rounding, would be made for ever
+        if cost >= before or not change_copy(state, cost):
             return cost
+        before = cost
 
 
 @search_kernel
