@@ -9,6 +9,7 @@ from scipy.stats import norm
 
 from equipoise.costs.fullest import (
     expected_maximum,
+    fullest_by_chance,
     fullest_device,
     greatest_fullest,
     imbalance_of_fullest,
@@ -74,3 +75,19 @@ def test_one_device_waits_for_nobody():
 def test_impossible_imbalances_are_refused(imbalance):
     with pytest.raises(ValueError, match="finite and not negative"):
         fullest_device(imbalance, 64, 8)
+
+
+@pytest.mark.parametrize("top_k", [1, 6])
+def test_chance_is_what_even_choices_give(top_k):
+    """Every token takes K of 16 experts, all alike: the fullest of four devices of four experts."""
+    rng = np.random.default_rng(top_k)
+    order = rng.random((2000, 200, 16)).argsort(-1)[..., :top_k]
+    loads = np.stack([(order // 4 == device).sum((1, 2)) for device in range(4)], 1)
+    drawn = (loads.max(1) / loads.mean(1)).mean()
+    expected = fullest_by_chance(200, 16, 4, top_k)
+    assert expected - 1 == pytest.approx(drawn - 1, rel=0.05)
+
+
+def test_chance_where_there_is_none():
+    assert fullest_by_chance(100, 16, 1, 4) == 1
+    assert fullest_by_chance(100, 16, 4, 16) == 1

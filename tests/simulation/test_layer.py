@@ -107,12 +107,14 @@ def test_a_rule_that_diverges_has_no_more_figures():
 
 
 def test_a_pool_stands_for_tokens_of_their_own():
-    """The full simulation draws every forward anew; the pool's hours are within a tenth of it."""
+    """The full simulation draws every forward anew and learns from its chance, too, so that rules
+    near chance lose a little more there: 6% here, of 8,192 tokens.
+    """
     names = ["none", "deepseek", "proportional", "quantile"]
-    pooled = settings(balancers=names, steps=80, device_tokens=512, pool=1024)
+    pooled = settings(balancers=names, steps=60, device_tokens=1024, pool=2048)
     full = dataclasses.replace(pooled, pool=0)
     mean = [
-        np.mean([simulate_layer(made, layer) - 1 for layer in range(3)], axis=0).mean(1)
+        np.mean([simulate_layer(made, layer) - 1 for layer in range(2)], axis=0).mean(1)
         for made in (full, pooled)
     ]
-    np.testing.assert_allclose(mean[1], mean[0], rtol=0.1)
+    np.testing.assert_allclose(mean[1], mean[0], rtol=0.08)

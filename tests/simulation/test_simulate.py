@@ -213,7 +213,11 @@ def test_mistakes_are_explained_before_anything_runs(small, options, message):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{}", "a list of whole numbers"), ("[0, 1]", "names 2 devices, and there are 32 experts")],
+    [
+        ("{}", "a list of whole numbers"),
+        ("[0, 1]", "names 2 devices, and there are 32 experts"),
+        (str([8] * 32), "has device 8: a group has devices 0 to 7"),
+    ],
 )
 def test_wrong_placements_are_explained(content, message, small, tmp_path):
     (tmp_path / "devices.json").write_text(content)

@@ -43,13 +43,15 @@ def greatest_fullest(num_experts: int, devices: int, top_k: int) -> float:
 def fullest_by_chance(tokens: int, num_experts: int, devices: int, top_k: int) -> float:
     """What chance alone leaves of independent tokens, each K of E experts, all equally likely.
 
-    A token's choices on a device with E/P experts are hypergeometric, with mean K/P.
+    A token's choices on a device with E/P experts are hypergeometric, with mean K/P. Loads of
+    devices sum to all choices, so that each is that much less like the others: sqrt(P/(P - 1)).
     """
     if devices == 1 or num_experts == 1:
         return 1.0
     mean = top_k / devices
     variance = mean * (1 - 1 / devices) * (num_experts - top_k) / (num_experts - 1)
-    return 1 + expected_maximum(devices) * math.sqrt(variance / tokens) / mean
+    apart = math.sqrt(devices / (devices - 1))
+    return 1 + expected_maximum(devices) * apart * math.sqrt(variance / tokens) / mean
 
 
 def expected_excess(imbalance: float, num_experts: int, devices: int) -> float:

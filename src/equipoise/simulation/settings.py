@@ -72,7 +72,9 @@ def make_settings(
         balanced_seconds=times.seconds(),
         waiting_seconds=times.expert_seconds + times.exchange_seconds,
         balancers=_named_rates(balancers, rates),
-        placement=None if placement is None else read_devices(placement, load.num_experts),
+        placement=None
+        if placement is None
+        else read_devices(placement, load.num_experts, times.group),
     )
     return _checked(made)
 
@@ -154,8 +156,8 @@ def _recorded_layers(settings: SimulationSettings) -> list[Recorded]:
     return [each for each in found if isinstance(each, Recorded)][: settings.layers]
 
 
-def read_devices(path: str | Path, num_experts: int) -> tuple[int, ...]:
-    """The device of every expert, from a JSON list of whole numbers."""
+def read_devices(path: str | Path, num_experts: int, group: int) -> tuple[int, ...]:
+    """The device of every expert within a group, from a JSON list of whole numbers."""
     content = read_json(Path(path), remedy="it must be a list of the device of every expert")
     if not isinstance(content, list) or not all(type(each) is int for each in content):
         raise ValueError(f"{path} must hold a list of whole numbers: the device of every expert")
@@ -163,4 +165,6 @@ def read_devices(path: str | Path, num_experts: int) -> tuple[int, ...]:
         raise ValueError(
             f"{path} names {len(content)} devices, and there are {num_experts} experts"
         )
+    if wrong := [each for each in content if not 0 <= each < group]:
+        raise ValueError(f"{path} has device {wrong[0]}: a group has devices 0 to {group - 1}")
     return tuple(content)

@@ -93,8 +93,9 @@ def simulate(
         price: of a device hour.
         placement: a JSON file, the device of every expert within a group; by default equal blocks.
         out: a folder that keeps each layer when it is done; called again, it continues.
-        workers: processes side by side, of layers each; on Ray, how many tasks there are at most.
-        engine: "local", or "ray": the layers as tasks on a Ray cluster that shares the folder.
+        workers: processes side by side, of some layers each.
+        engine: "local", or "ray": each layer a task on a Ray cluster whose machines share the
+            folder.
         address: of the Ray cluster.
         on_progress: with one worker, called with the steps made just now, and of all layers.
         changes: settings of a preset.
@@ -127,7 +128,9 @@ def simulate(
         folder = None if out is None else enter_simulation(output_path(out), settings)
         return cost_layers(settings, run_layers(settings, folder, on_progress), price)
     chosen = make_engine(engine, workers, address, cpus=1, gpus=0, processes=1, keep=True)
-    count = min(settings.layers, SHARDS_PER_WORKER * workers)
+    # a cluster has any number of places for tasks
+    most = settings.layers if engine == "ray" else SHARDS_PER_WORKER * workers
+    count = min(settings.layers, most)
     with _folder_for(out) as path:
         done = run_shards(settings, enter_simulation(path, settings), chosen, count)
     return cost_layers(settings, done, price)
