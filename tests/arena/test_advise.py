@@ -178,6 +178,16 @@ def test_what_is_told_is_of_the_drift_that_was_seen():
     )
 
 
+def test_it_is_said_that_rates_allow_for_more_drift():
+    """Else the advice would contradict itself: a smaller rate may have the lower forecast."""
+    still = equipoise.advise("uniform", steps=40)
+    assert still.allowed_over_chance == still.drift_over_chance
+    assert "rates allow for" not in still.paragraph()
+    careful = dataclasses.replace(still, drift=0.0, allowed_over_chance=0.25)
+    said = "no drift was seen; rates allow for 0.25 times, since 12 batches may show too little"
+    assert said in careful.paragraph()
+
+
 def test_sequences_inflate_the_noise():
     apart, alike = evidence("softmax"), evidence("sequences")
     assert apart.inflation == 1

@@ -74,6 +74,7 @@ def advise(
         inflation=_mean(layer.inflation for layer in layers),
         drift=drift,
         drift_over_chance=_mean(layer.drift_over_chance for layer in seen),
+        allowed_over_chance=_mean(layer.drift_over_chance for layer in layers),
         least_curvature=_mean(layer.least_curvature for layer in layers),
         rates=tuple(rates),
     )
