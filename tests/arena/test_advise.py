@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 import equipoise
-from equipoise.arena.advice.evidence import laplacian_of, read_layer, tie_weights
+from equipoise.arena.advice.advise import _advise_rule
+from equipoise.arena.advice.evidence import (
+    _drift_of,
+    _mean_above_0,
+    laplacian_of,
+    read_layer,
+    tie_weights,
+)
 from equipoise.arena.advice.prediction import RULES, forecast
 from equipoise.arena.streams.catalogue import SYNTHETIC
 from equipoise.cli import main
@@ -109,6 +116,76 @@ def test_drift_is_the_streams_own():
 def test_one_expert_that_moves_has_its_own_drift():
     found = evidence("dying")
     assert found.rho[0] > 5 * np.median(found.rho)
+
+
+def made_drift(level, step, batches=40, seed=0):
+    """rho and seen_rho of optima that scatter by `level` beyond chance and walk by `step`."""
+    rng, E = np.random.default_rng(seed), 32
+    weights = (np.ones((E, E)) - np.eye(E)) / (E - 1)
+    covariance = np.eye(E) - 1 / E
+    inverse = np.linalg.pinv(laplacian_of(weights))
+    chance = np.sqrt(np.diag(inverse @ covariance @ inverse) / 1000)
+    walk = step * rng.normal(size=(batches, E)).cumsum(0)
+    optima = walk + (1 + level) * chance * rng.normal(size=(batches, E))
+    known = optima, np.arange(batches), weights, covariance, 1.0, 1000
+    return (
+        _drift_of(*known, level=False, unseen=False).mean(),
+        _drift_of(*known, level=False, unseen=True).mean(),
+        _drift_of(*known, level=True, unseen=False).mean(),
+    )
+
+
+def test_a_scatter_beyond_chance_is_no_drift():
+    """Batches of texts differ by more than their sequences show, however near their steps are."""
+    most, _, seen = made_drift(level=0.5, step=0.0)
+    assert seen < 0.3 * most
+    most, _, seen = made_drift(level=0.5, step=0.01)
+    assert seen == pytest.approx(0.01, rel=0.3)
+    assert most > seen
+
+
+def test_drift_that_went_unseen_is_allowed_for():
+    found = [made_drift(level=-0.2, step=0.0, batches=6, seed=seed) for seed in range(5)]
+    assert any(most == 0 for most, _, _ in found)
+    assert all(allowed > max(most, 1e-4) for most, allowed, _ in found)
+    # where drift is plain there is nothing to allow for
+    most, allowed, _ = made_drift(level=0.0, step=0.1)
+    assert allowed == pytest.approx(most, rel=0.02)
+
+
+@pytest.mark.parametrize("value", [-3.0, -0.5, 0.0, 2.0])
+def test_the_mean_above_0_is_that_of_a_cut_normal_law(value):
+    drawn = np.random.default_rng(0).normal(value, 1.5, 2_000_000)
+    assert _mean_above_0(value, 1.5) == pytest.approx(drawn[drawn > 0].mean(), rel=0.02)
+    assert _mean_above_0(value, 0.0) == value
+
+
+def test_what_is_told_is_of_the_drift_that_was_seen():
+    still = evidence("softmax")
+    assert still.as_seen is still
+    found = evidence("sequences")
+    assert found.as_seen.rho.tolist() == found.seen_rho.tolist()
+    assert found.seen_rho.mean() < found.rho.mean()
+    advice = _advise_rule([found], "deepseek", 60)
+    told, cautious = (
+        forecast(each, "deepseek", advice.rate, 60).steady for each in (found.as_seen, found)
+    )
+    assert advice.imbalance == told < cautious
+    # the rate is the best for the most drift there can be
+    assert all(
+        forecast(found, "deepseek", factor * advice.rate, 60).steady > 0.999 * cautious
+        for factor in (0.7, 1.4)
+    )
+
+
+def test_it_is_said_that_rates_allow_for_more_drift():
+    """Else the advice would contradict itself: a smaller rate may have the lower forecast."""
+    still = equipoise.advise("uniform", steps=40)
+    assert still.allowed_over_chance == still.drift_over_chance
+    assert "rates allow for" not in still.paragraph()
+    careful = dataclasses.replace(still, drift=0.0, allowed_over_chance=0.25)
+    said = "no drift was seen; rates allow for 0.25 times, since 12 batches may show too little"
+    assert said in careful.paragraph()
 
 
 def test_sequences_inflate_the_noise():

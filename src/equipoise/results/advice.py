@@ -51,6 +51,8 @@ class Advice:
     """q: what p* moves by in a step, root mean square over experts; 0: none was seen"""
     drift_over_chance: float
     """how far one step of drift moves loads, in multiples of what chance does"""
+    allowed_over_chance: float
+    """the same of the drift that the rates allow for: batches of few sequences can miss some"""
     least_curvature: float
     """lambda_2, in units of tokens: 1 over it is the textbook u of 1/n steps"""
     rates: tuple[RateAdvice, ...]
@@ -73,6 +75,11 @@ class Advice:
             if self.drift
             else "no drift was seen"
         )
+        if self.allowed_over_chance > 1.05 * self.drift_over_chance:
+            drift += (
+                f"; rates allow for {self.allowed_over_chance:.2g} times, since {self.batches} "
+                "batches may show too little of it: if they do not, smaller rates leave less"
+            )
         return (
             f"For {self.stream}, {self.steps:,} steps of {self.tokens:,} tokens: deepseek at rate "
             f"{sign.rate:.2g}. It should leave an imbalance of {sign.imbalance:.4f}, "

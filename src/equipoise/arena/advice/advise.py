@@ -62,7 +62,8 @@ def advise(
     for rule in RULES:
         rates.append(_advise_rule(layers, rule, steps))
         on_progress(1, total)
-    drift = float(np.sqrt(np.mean([np.mean(layer.drift**2) for layer in layers])))
+    seen = [layer.as_seen for layer in layers]
+    drift = float(np.sqrt(np.mean([np.mean(layer.drift**2) for layer in seen])))
     return Advice(
         stream=stream,
         layers=len(layers),
@@ -72,7 +73,8 @@ def advise(
         floor=_mean(layer.floor for layer in layers),
         inflation=_mean(layer.inflation for layer in layers),
         drift=drift,
-        drift_over_chance=_mean(layer.drift_over_chance for layer in layers),
+        drift_over_chance=_mean(layer.drift_over_chance for layer in seen),
+        allowed_over_chance=_mean(layer.drift_over_chance for layer in layers),
         least_curvature=_mean(layer.least_curvature for layer in layers),
         rates=tuple(rates),
     )
@@ -114,38 +116,57 @@ def _recent_from(batches: int) -> int:
 
 def _advise_rule(layers: Sequence[LayerEvidence], rule: str, steps: int) -> RateAdvice:
     """The rate with the least forecast: a coarse grid over all that can make sense, then a fine one
-    around its best.
+    around its best. It must do for the most drift there can be; what is told of it is the forecast
+    for the drift that was seen.
     """
-    tried: dict[float, tuple[Forecast, ...]] = {}
-
-    def steady(rate: float) -> float:
-        if rate not in tried:
-            tried[rate] = tuple(forecast(layer, rule, rate, steps) for layer in layers)
-        return _mean(each.steady for each in tried[rate])
-
+    cautious = _Forecasts(layers, rule, steps)
+    seen = [layer.as_seen for layer in layers]
+    same = all(each is layer for each, layer in zip(seen, layers))
+    told = cautious if same else _Forecasts(seen, rule, steps)
     low, high = _sensible_rates(layers, rule)
     coarse = np.geomspace(low, high, _COARSE)
     ratio = coarse[1] / coarse[0]
-    near = min(coarse, key=steady)
+    near = min(coarse, key=cautious.steady)
     fine = np.geomspace(near / ratio, near * ratio, _FINE)
-    best = _two_digits(min(fine, key=steady))
-    floor, level = _mean(layer.floor for layer in layers), steady(best)
-    good = [rate for rate in tried if steady(rate) <= WORTH * level]
+    best = _two_digits(min(fine, key=cautious.steady))
+    level = cautious.steady(best)
+    good = [rate for rate in cautious.tried if cautious.steady(rate) <= WORTH * level]
+    floor, imbalance = _mean(layer.floor for layer in layers), told.steady(best)
     usual = method_spec(rule).default_rate
     assert usual is not None
     return RateAdvice(
         balancer=rule,
         rate=best,
-        imbalance=level,
-        over_floor=level / floor,
-        settles_after=max(each.settles_after for each in tried[best]),
+        imbalance=imbalance,
+        over_floor=imbalance / floor,
+        settles_after=max(each.settles_after for each in told.at(best)),
         low=_two_digits(min(good)),
         high=_two_digits(max(good)),
         usual_rate=usual,
-        usual_imbalance=steady(usual),
+        usual_imbalance=told.steady(usual),
         band=max(layer.band(best) for layer in layers) if rule == "deepseek" else None,
-        curve=tuple((rate, steady(rate)) for rate in sorted(tried)),
+        curve=tuple((rate, told.steady(rate)) for rate in sorted({*cautious.tried, usual})),
     )
+
+
+class _Forecasts:
+    """What a rule leaves in every layer, at each rate that was asked about."""
+
+    def __init__(self, layers: Sequence[LayerEvidence], rule: str, steps: int) -> None:
+        self.layers, self.rule, self.steps = layers, rule, steps
+        self.tried: dict[float, tuple[Forecast, ...]] = {}
+
+    def at(self, rate: float) -> tuple[Forecast, ...]:
+        """One for each layer."""
+        if rate not in self.tried:
+            self.tried[rate] = tuple(
+                forecast(layer, self.rule, rate, self.steps) for layer in self.layers
+            )
+        return self.tried[rate]
+
+    def steady(self, rate: float) -> float:
+        """Imbalance of the last third, mean over layers."""
+        return _mean(each.steady for each in self.at(rate))
 
 
 def _sensible_rates(layers: Sequence[LayerEvidence], rule: str) -> tuple[float, float]:

@@ -12,12 +12,17 @@ Near balance loads are linear in the shift. With e = p - p* the error of a shift
   random walk. q_k = rho / s_k: a common rho, so that popular experts, whose scores vary more, move
   further; single experts that move far more than the others (one that dies) have their own. With
   one batch, or too little drift to see, rho is 0.
+- Batches of few sequences differ by more than chance within them shows, however near their steps
+  are. Rates are chosen as if that were drift too, since one too small costs more than one too
+  large; what is told and forecast is the drift that grows with the steps (`seen_rho`).
 
 Everything is per token here, so that batches of another size can be asked about.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -62,7 +67,9 @@ class LayerEvidence:
     """(E, E) of one token's choices under p*"""
     inflation: float
     rho: Floats
-    """(E) drift of p* a step, in units of 1/s_k"""
+    """(E) drift of p* a step, in units of 1/s_k: the most there can be"""
+    seen_rho: Floats
+    """(E) of it what grows with the steps between batches"""
     batches: int
 
     @property
@@ -85,6 +92,13 @@ class LayerEvidence:
     def noise(self) -> Floats:
         """(E, E) C."""
         return self.tokens * self.inflation * self.covariance
+
+    @property
+    def as_seen(self) -> LayerEvidence:
+        """With the drift that was seen, and no more; itself where the two are the same."""
+        if np.array_equal(self.rho, self.seen_rho):
+            return self
+        return dataclasses.replace(self, rho=self.seen_rho)
 
     @property
     def drift(self) -> Floats:
@@ -154,6 +168,8 @@ def read_layer(
         inflations.append(_inflation(chosen, block))
     wanted = np.ones(E) if target is None else np.asarray(target, np.float64)
     inflation = float(np.mean(inflations))
+    chance = weights, covariance, inflation, len(batches[0])
+    drift = functools.partial(_drift_of, np.array(optima), np.asarray(steps), *chance)
     return LayerEvidence(
         name=name,
         top_k=top_k,
@@ -164,9 +180,8 @@ def read_layer(
         weights=weights,
         covariance=covariance,
         inflation=inflation,
-        rho=_drift_of(
-            np.array(optima), np.asarray(steps), weights, covariance, inflation, len(batches[0])
-        ),
+        rho=drift(level=False, unseen=inflation > 1),
+        seen_rho=drift(level=inflation > 1, unseen=False),
         batches=len(batches),
     )
 
@@ -226,6 +241,9 @@ def _drift_of(
     covariance: Floats,
     inflation: float,
     tokens: int,
+    *,
+    level: bool,
+    unseen: bool,
 ) -> Floats:
     """(E) rho, by least squares over all pairs of batches: what their optima differ by beyond
     chance grows with the steps between them.
@@ -240,15 +258,50 @@ def _drift_of(
     moved = optima[newer] - optima[older]
     beyond = density**2 * (moved**2 - chance)
     apart, scatter = steps[newer] - steps[older], (density**2 * chance).mean()
-    common, squared = 0.0, np.zeros(E)
-    # pairs count by how well they are known, which depends on the drift: a few rounds settle it
-    for _ in range(5):
-        known = 1 / (scatter + apart * common) ** 2
-        alone = (known * apart) @ beyond / (known @ apart**2)
-        outside = _far_above(alone)
-        common = max(0.0, float(alone[~outside].mean()))
-        squared = np.where(outside, alone, common)
+    alone, common = _fit_growth(apart, beyond, scatter, level=level)
+    if unseen and len(optima) > 3:
+        pairs = [(older != left_out) & (newer != left_out) for left_out in range(len(optima))]
+        without = [_fit_growth(apart[p], beyond[p], scatter, level=level)[1] for p in pairs]
+        common = _mean_above_0(common, np.std(without) * np.sqrt(len(optima) - 1))
+    squared = np.where(_far_above(alone), alone, common)
     return np.sqrt(np.maximum(squared, 0.0))
+
+
+def _fit_growth(
+    apart: Floats, beyond: Floats, scatter: float, *, level: bool
+) -> tuple[Floats, float]:
+    """(E) slopes, and their mean over experts that are alike.
+
+    Pairs count by how well they are known, which depends on the drift: a few rounds settle it.
+    """
+    common, alone = 0.0, np.zeros(beyond.shape[1])
+    for _ in range(5):
+        known = 1 / (scatter + apart * max(common, 0.0)) ** 2
+        alone = _growth(apart, beyond, known, level=level)
+        common = float(alone[~_far_above(alone)].mean())
+    return alone, common
+
+
+def _mean_above_0(value: float, error: float) -> float:
+    """What a number of at least 0 is on average, of which `value` was measured with this error."""
+    from scipy.stats import norm
+
+    if not error > 0:
+        return value
+    ratio = max(value / error, -8.0)
+    return float(error * (ratio + norm.pdf(ratio) / norm.cdf(ratio)))
+
+
+def _growth(apart: Floats, beyond: Floats, known: Floats, *, level: bool) -> Floats:
+    """(E) slopes of `beyond` over the steps between two batches, through 0 or through a level above
+    it, which batches differ by however near they are.
+    """
+    middle = (known @ apart) / known.sum() if level else 0.0
+    slopes = (known * (apart - middle)) @ beyond / (known @ (apart - middle) ** 2)
+    begins = (known @ beyond) / known.sum() - slopes * middle
+    if level and not begins.mean() > 0:
+        return _growth(apart, beyond, known, level=False)
+    return np.asarray(slopes)
 
 
 def _far_above(values: Floats) -> Bools:

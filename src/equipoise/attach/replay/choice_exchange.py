@@ -78,6 +78,7 @@ class ChoiceExchange:
         self._refused: Tensor | None = None
         self._taken: Tensor | None = None
         self._measured: tuple[Tensor, Tensor] | None = None
+        """what it ranked, and the scores that gates come from, where both are to be recorded"""
 
     def rename(self, name: str) -> None:
         """Call it by another name from now on."""
