@@ -107,6 +107,11 @@ def tune(
         stream: a built-in one by name, or a layer of a trace: FOLDER:LAYER.
         balancers: at least two by name; all causal ones by default.
         rates, steps, tokens, seed, devices, out, workers, on_progress: as in run_arena.
+
+    Example:
+        >>> advice = equipoise.tune("thin-e8", balancers=["none", "curvature"], steps=24, workers=1)
+        >>> print(advice.paragraph())
+        For thin-e8: curvature, ...
     """
     found = find_streams(stream, seed=seed, steps=steps, tokens=tokens)
     if len(found) > 1:

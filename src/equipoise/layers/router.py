@@ -81,6 +81,12 @@ class Router(nn.Module):
         scale: multiply the gates.
         look_ahead: how many inputs of a forward to keep for `fresh_tally`; 0 keeps none.
         init_std: of the gate's weights.
+
+    Example:
+        >>> balancer = equipoise.balancer("deepseek", 8, top_k=2)
+        >>> router = equipoise.Router(16, balancer, score="sigmoid")
+        >>> router(torch.randn(32, 16)).routing.experts.shape
+        torch.Size([32, 2])
     """
 
     def __init__(

@@ -65,8 +65,14 @@ class Evaluation:
 def evaluate(
     scores: Any, top_k: int, shift: Any, *, target: Any = None, optimum: Solution | None = None
 ) -> Evaluation:
-    """What `shift` achieves on these scores. Pass `optimum` if it is already known; else it is
-    solved, starting from `shift`.
+    """What `shift` achieves on these scores, beside their exact optimum.
+
+    Args:
+        scores: (T, E).
+        top_k: K.
+        shift: (E,).
+        target: loads that experts should have; even by default.
+        optimum: of `equipoise.solve`, if it is known; else it is solved, starting from `shift`.
 
     Example:
         >>> import numpy as np

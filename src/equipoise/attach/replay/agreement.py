@@ -91,6 +91,9 @@ def agree(first: ExpertChoices | str | Path, second: ExpertChoices | str | Path)
         first: a recording, its .npz file, or a routing trace of Megatron (.jsonl).
         second: another. Where both are of the same layers they may call them by other names, as
             long as these have the same global indices.
+
+    Example:
+        >>> equipoise.agree("trainer.npz", "engine.npz")  # doctest: +SKIP
     """
     ours, theirs = _read_recording(first), _read_recording(second)
     found: list[LayerAgreement] = []
