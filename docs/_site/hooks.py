@@ -14,7 +14,9 @@ from pathlib import Path
 from mathematics import with_mathml
 
 # [text](../src/...), [text](../../examples/...): files of the repository, which the site has not
-OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+((?:src|examples|benchmarks|tests)/?[^)]*)\)")
+OUTSIDE = re.compile(
+    r"\[([^\]]+)\]\((?:\.\./)+((?:src|examples|benchmarks|tests|CONTRIBUTING)[/.]?[^)]*)\)"
+)
 OBJECT = re.compile(r"^::: (\S+)$", flags=re.MULTILINE)
 INTRODUCTION = """\
 # Equipoise
