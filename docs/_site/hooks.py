@@ -14,7 +14,9 @@ from pathlib import Path
 from mathematics import with_mathml
 
 # [text](../src/...), [text](../../examples/...): files of the repository, which the site has not
-OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+((?:src|examples|benchmarks|tests)/?[^)]*)\)")
+OUTSIDE = re.compile(
+    r"\[([^\]]+)\]\((?:\.\./)+((?:src|examples|benchmarks|tests|CONTRIBUTING)[/.]?[^)]*)\)"
+)
 OBJECT = re.compile(r"^::: (\S+)$", flags=re.MULTILINE)
 INTRODUCTION = """\
 # Equipoise
@@ -55,7 +57,18 @@ def signature_and_docstring(dotted):
     thing = getattr(importlib.import_module(module), name)
     arguments = inspect.signature(thing) if callable(thing) else ""
     docstring = inspect.getdoc(thing) or ""
-    return f"### {name}\n\n    {dotted}{arguments}\n\n" + indented(docstring)
+    members = "".join(documented_members(thing)) if inspect.isclass(thing) else ""
+    return f"### {name}\n\n    {dotted}{arguments}\n\n" + indented(docstring) + members
+
+
+def documented_members(kind):
+    """Methods and properties that a class defines itself, each with its docstring."""
+    for name, member in vars(kind).items():
+        function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+        if name.startswith("_") or not inspect.isfunction(function) or not function.__doc__:
+            continue
+        arguments = "" if isinstance(member, property) else inspect.signature(function)
+        yield f"\n\n#### {name}{arguments}\n\n" + indented(inspect.getdoc(function))
 
 
 def indented(text):

@@ -131,7 +131,9 @@ def atom(tokens: Tokens, alone: bool) -> str:
 
 def command(name: str, tokens: Tokens, alone: bool) -> str:
     if name in ("text", "mathrm"):
-        return f"<mtext>{html.escape(tokens.braced_text())}</mtext>"
+        # browsers leave out spaces at the ends, unless they are of the kind that does not break
+        words = re.sub(r"^ | $", "\u00a0", tokens.braced_text())
+        return f"<mtext>{html.escape(words)}</mtext>"
     if name == "operatorname":
         return f"<mi>{html.escape(tokens.braced_text())}</mi>"
     if name == "frac":

@@ -149,12 +149,14 @@ if TYPE_CHECKING:
     from equipoise.arena.demo import demo
     from equipoise.arena.run_arena import run_arena
     from equipoise.arena.tune import tune
-    from equipoise.attach import balance, follow
+    from equipoise.attach import follow
+    from equipoise.attach.balance import balance
     from equipoise.attach.replay.agreement import agree
     from equipoise.attach.replay.own_layers import record_experts, replay_experts
     from equipoise.attach.replay.policy_mismatch import policy_mismatch
     from equipoise.attach.trainer_callback import TrainerCallback
-    from equipoise.balancing import Balancer, balancer, balancers, settled
+    from equipoise.balancing import Balancer, balancers, settled
+    from equipoise.balancing.resolve import balancer
     from equipoise.experiments.compare import compare
     from equipoise.experiments.plan import plan
     from equipoise.experiments.step_time import step_time
@@ -166,7 +168,9 @@ if TYPE_CHECKING:
     from equipoise.integrations.trackers import log_balance
     from equipoise.layers import LayerBalancer, MoE, Router, drop, step
     from equipoise.model import DeepSeekMoE
-    from equipoise.optimum import Solution, balance_costs, evaluate, solve
+    from equipoise.optimum import Solution, balance_costs
+    from equipoise.optimum.evaluate import evaluate
+    from equipoise.optimum.solve import solve
     from equipoise.placement import place
     from equipoise.report.write_report import write_report
     from equipoise.routing import (
@@ -181,15 +185,16 @@ if TYPE_CHECKING:
         dropped_share,
         idle_share,
         load_metrics,
-        metrics,
-        reduce,
-        route,
         score_function,
         sequence_loads,
     )
     from equipoise.routing.kernels.backends import kernels
+    from equipoise.routing.metrics import metrics
+    from equipoise.routing.reduce import reduce
+    from equipoise.routing.route import route
     from equipoise.simulation.simulate import simulate
-    from equipoise.theorems import Verdict, verify
+    from equipoise.theorems import Verdict
+    from equipoise.theorems.verify import verify
     from equipoise.trace import Trace, TraceWriter
     from equipoise.training import preset, train
     from equipoise.watch.watch_runs import watch_runs

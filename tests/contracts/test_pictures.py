@@ -55,7 +55,7 @@ def test_figures_of_balancers_are_of_today(name):
 
 
 def test_every_balancer_has_its_figure_in_the_table():
-    table = (ROOT / "docs/balancers.md").read_text()
+    table = (ROOT / "docs/balancers-compared.md").read_text()
     for name in equipoise.balancers():
         assert (PICTURES / "balancers" / f"{name}.svg").exists(), (
             f"python docs/_site/draw_balancers.py {name}"

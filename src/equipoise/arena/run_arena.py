@@ -50,6 +50,13 @@ def run_arena(
         out: a folder that keeps each cell's figures; called again, it continues with what is there.
         workers: processes; by default as many as there are processors. 1 runs in this process.
         on_progress: called with the number of cells just finished, and of all.
+
+    Example:
+        >>> results = equipoise.run_arena(
+        ...     ["thin-e8"], balancers=["none", "curvature"], steps=24, workers=1
+        ... )
+        >>> [row.balancer for row in results.rows]
+        ['none', 'curvature']
     """
     found = distinct_streams(
         stream

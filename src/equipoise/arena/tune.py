@@ -108,6 +108,11 @@ def tune(
         balancers: at least two by name; all causal ones by default that do not
             follow sequences.
         rates, steps, tokens, seed, devices, out, workers, on_progress: as in run_arena.
+
+    Example:
+        >>> advice = equipoise.tune("thin-e8", balancers=["none", "curvature"], steps=24, workers=1)
+        >>> print(advice.paragraph())
+        For thin-e8: curvature, ...
     """
     found = find_streams(stream, seed=seed, steps=steps, tokens=tokens)
     if len(found) > 1:

@@ -124,5 +124,15 @@ def follow(
         model: any module that holds LayerBalancers.
         optimizer: of several, the one that steps last.
         group: as for `equipoise.step`.
+
+    Example:
+        >>> model = torch.nn.Sequential(equipoise.LayerBalancer("deepseek", 8, 2))
+        >>> scores = torch.nn.Parameter(torch.rand(32, 8))
+        >>> optimizer = torch.optim.SGD([scores], lr=0.1)
+        >>> steps = equipoise.follow(model, optimizer)
+        >>> model(scores).gates.sum().backward()
+        >>> optimizer.step()
+        >>> int(model[0].balancer.steps)
+        1
     """
     return FollowedSteps(model, optimizer, group)

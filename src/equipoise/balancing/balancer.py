@@ -37,7 +37,20 @@ _RENAMED_METHODS = {
 
 
 class Balancer(Precise, ABC):
-    """The base of all balancers. `steps` counts the updates made, and is saved with the state."""
+    """The base of all balancers. `steps` counts the updates made, and is saved with the state.
+
+    Args:
+        num_experts: E.
+        top_k: K.
+
+    Example:
+        >>> balancer = equipoise.balancer("deepseek", 8, top_k=2)
+        >>> scores = torch.rand(64, 8)
+        >>> routing = balancer.route(scores)
+        >>> balancer.update(balancer.tally(scores, routing))
+        >>> int(balancer.steps), tuple(balancer.shift.shape)
+        (1, (8,))
+    """
 
     steps: Tensor
     called: str = ""

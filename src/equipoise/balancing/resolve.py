@@ -22,7 +22,12 @@ BalancerSource = str | Balancer | BalancerFactory
 
 
 def balancers() -> list[str]:
-    """The names `balancer` knows."""
+    """The names `balancer` knows.
+
+    Example:
+        >>> "curvature" in equipoise.balancers()
+        True
+    """
     return [spec.name for spec in method_specs()]
 
 
@@ -35,6 +40,10 @@ def balancer(name: str, num_experts: int, *, top_k: int, **options: object) -> B
         top_k: K.
         **options: the method's own (its signature in equipoise.balancing.presets), and `target`,
             weights of unequal loads.
+
+    Example:
+        >>> equipoise.balancer("deepseek", 64, top_k=6, update_rate=1e-2)
+        deepseek(num_experts=64, top_k=6, update_rate=0.01)
     """
     return method_spec(name).make(num_experts, top_k, **options)
 

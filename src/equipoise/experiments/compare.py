@@ -58,8 +58,7 @@ def compare(
     settled: bool = False,
     **changes: Any,
 ) -> list[dict[str, object]]:
-    """Train, measure, and return the table's rows. `changes` are settings of every training, such
-    as steps or data.
+    """Train every scheme, measure, and return the table's rows.
 
     Args:
         out: the results folder.
@@ -68,6 +67,10 @@ def compare(
         seeds: how many; the table then has means and spreads.
         workers: how many trainings run side by side; by default one for each core, at most two.
         settled: evaluate every run under its settled shift too (equipoise.settled).
+        changes: settings of every training, such as steps or data.
+
+    Example:
+        >>> rows = equipoise.compare("results", seeds=3, steps=300)  # doctest: +SKIP
     """
     if seeds < 1:
         raise ValueError(f"at least one seed, not {seeds}")

@@ -89,8 +89,19 @@ def plan(
     imbalance: float = PAPER_IMBALANCE,
     **changes: Any,
 ) -> TrainingPlan:
-    """Work out what training a preset costs. `changes` are settings of the preset, such as steps or
-    parallel.
+    """Work out what training a preset costs.
+
+    Args:
+        preset: by name (`equipoise.preset`).
+        gpus: how many.
+        gpu: which, of the table.
+        utilization: the share of its peak that is reached.
+        imbalance: of the loads, mean |load - target| / target, for the time lost waiting.
+        changes: settings of the preset, such as steps or parallel.
+
+    Example:
+        >>> round(equipoise.plan("deepseekmoe-1b", gpus=8).gpu_hours)
+        39
     """
     if gpu not in GPUS:
         raise ValueError(f"no GPU {gpu!r} in the table: there are {', '.join(GPUS)}")

@@ -39,6 +39,9 @@ def record(
         layers: names of layers to keep, or patterns; all by default.
         sequence_length, device, dtype: of a Hugging Face model only; see record_model.
         on_batch: called after every batch.
+
+    Example:
+        >>> trace = equipoise.record("my-model", "scores", batches=40)  # doctest: +SKIP
     """
     folder = Path(folder)
     shared: dict[str, Any] = {"batches": batches, "layers": layers, "on_batch": on_batch}

@@ -95,6 +95,14 @@ def step(model: nn.Module, group: dist.ProcessGroup | None = None) -> ModelSteps
 def drop(model: nn.Module) -> None:
     """Forget what every LayerBalancer of a model counted since the last step: where the optimizer
     skipped its own, or a backward pass raised half-way.
+
+    Args:
+        model: in which LayerBalancers have counted.
+
+    Example:
+        >>> model = torch.nn.Sequential(equipoise.LayerBalancer("deepseek", 8, 2))
+        >>> model(torch.rand(32, 8, requires_grad=True)).gates.sum().backward()
+        >>> equipoise.drop(model)  # doctest: +SKIP
     """
     ModelSteps(model).drop()
 

@@ -61,6 +61,12 @@ class MoE(nn.Module):
         shared_experts: experts every token takes, of the same width.
         implementation: of the routed experts; see Experts.
         score, groups, renormalize, scale, look_ahead, anticipate, init_std: see Router.
+
+    Example:
+        >>> layer = equipoise.MoE(16, 32, num_experts=8, top_k=2, balancer="curvature")
+        >>> output, routing, tally, penalty, sample = layer(torch.randn(4, 10, 16))
+        >>> output.shape, int(tally.loads.sum())
+        (torch.Size([4, 10, 16]), 80)
     """
 
     def __init__(

@@ -85,6 +85,12 @@ class Router(ChoosingLayer):
         anticipate: in training, choose by the weights of so many updates ago, with gates of
             today's (weight_history.py); it begins anew when a training is resumed.
         init_std: of the gate's weights.
+
+    Example:
+        >>> balancer = equipoise.balancer("deepseek", 8, top_k=2)
+        >>> router = equipoise.Router(16, balancer, score="sigmoid")
+        >>> router(torch.randn(32, 16)).routing.experts.shape
+        torch.Size([32, 2])
     """
 
     def __init__(

@@ -71,8 +71,15 @@ def evaluate(
     devices: Any = None,
     optimum: Solution | None = None,
 ) -> Evaluation:
-    """What `shift` achieves on these scores. Pass `optimum` if it is already known; else it is
-    solved, starting from `shift`. With `devices`, as in `solve`, loads are judged by device.
+    """What `shift` achieves on these scores, beside their exact optimum.
+
+    Args:
+        scores: (T, E).
+        top_k: K.
+        shift: (E,).
+        target: loads that experts should have; even by default.
+        devices: as in `solve`: loads are judged by device.
+        optimum: of `equipoise.solve`, if it is known; else it is solved, starting from `shift`.
 
     Example:
         >>> import numpy as np

@@ -46,7 +46,13 @@ _WORTH_TELLING = 5.0
 
 @dataclass(frozen=True)
 class Solution:
-    """An assignment, the shift that proves it optimal, and what it cost to find."""
+    """An assignment, the shift that proves it optimal, and what it cost to find.
+
+    Example:
+        >>> optimum = equipoise.solve(np.random.default_rng(0).random((64, 4), np.float32), 2)
+        >>> optimum.loads.tolist(), optimum.experts.shape
+        ([32, 32, 32, 32], (64, 2))
+    """
 
     experts: Array
     """(T, K) int64, by falling scores + shift"""

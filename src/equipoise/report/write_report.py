@@ -33,6 +33,9 @@ def write_report(
         figures: "png", "svg" or "pdf" to draw each figure too, by a browser on this machine.
         to: the folder of pictures and their data; by default figures/ beside the page.
         price: of a device hour: a comparison's page then tells idle time in money too.
+
+    Example:
+        >>> equipoise.write_report("runs/a", "a.html")  # doctest: +SKIP
     """
     if to is not None and figures is None:
         raise ValueError("--to says where pictures go: use it with --figures png, svg or pdf")

@@ -41,6 +41,14 @@ class check_scores:  # noqa: N801 - reads as a verb, like torch.set_grad_enabled
     """Set when scores are checked for NaN and infinity: "auto", "always" or "never".
 
     It is also a context manager.
+
+    Args:
+        mode: "auto" checks on the CPU and leaves accelerators alone, which would have to wait.
+
+    Example:
+        >>> with equipoise.check_scores("never"):
+        ...     equipoise.route(torch.full((2, 4), torch.nan), 1).loads.sum().item()
+        2
     """
 
     def __init__(self, mode: str) -> None:

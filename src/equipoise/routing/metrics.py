@@ -29,6 +29,10 @@ def metrics(
 
     Where no token was counted there is nothing to measure: every value is 0.
 
+    Args:
+        loads: (E,) tokens that each expert got.
+        target: (E,) weights of unequal loads.
+
     Example:
         >>> metrics([4, 2, 2, 0])["imbalance"]
         0.5

@@ -51,6 +51,17 @@ def reduce(
     `Tally.forwards` stays this rank's own, since ranks may have run different numbers of
     micro-batches. Where experts of one group of devices serve all its ranks, pass `forwards=True`
     to sum them too: then every rank must have run as many.
+
+    Args:
+        tallies: of this rank.
+        group: ranks that hold different tokens.
+        forwards: sum `Tally.forwards` too.
+
+    Example:
+        >>> balancer, scores = equipoise.balancer("deepseek", 8, top_k=2), torch.rand(32, 8)
+        >>> tally = balancer.tally(scores, balancer.route(scores))
+        >>> equipoise.reduce({"layer 0": tally})["layer 0"] is tally  # one process: as it was
+        True
     """
     if not dist.is_available() or not dist.is_initialized():
         return (

@@ -39,6 +39,11 @@ class Groups(NamedTuple):
     """Group-limited routing: experts lie in `number` equal groups, and a token may use only `keep`.
 
     They are its best ones: a group is worth the sum of its `best` highest experts (DeepSeek-V3: 2).
+
+    Example:
+        >>> scores = torch.tensor([[0.9, 0.0, 0.0, 0.1, 0.4, 0.4]])
+        >>> equipoise.route(scores, 2, groups=equipoise.Groups(3, 1)).experts.tolist()
+        [[0, 1]]
     """
 
     number: int
@@ -51,6 +56,12 @@ class Routing(NamedTuple):
 
     A NamedTuple, since reentrant activation checkpointing silently drops the gradients of a
     dataclass's tensors.
+
+    Example:
+        >>> scores, shift = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([-1.0, 0, 0])
+        >>> routing = equipoise.route(scores, 2, shift=shift)
+        >>> routing.experts.tolist(), routing.loads.tolist()
+        ([[1, 2]], [0, 1, 1])
     """
 
     experts: Tensor

@@ -43,7 +43,15 @@ SCORE_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def score_function(name: str) -> Callable[[Tensor], Tensor]:
-    """The score function of this name: softmax, sigmoid or sqrt_softplus."""
+    """The score function of this name: softmax, sigmoid or sqrt_softplus.
+
+    Args:
+        name: of the function, from logits (..., E) to scores of the same shape.
+
+    Example:
+        >>> equipoise.score_function("sigmoid")(torch.zeros(2))
+        tensor([0.5000, 0.5000])
+    """
     key = name.replace("-", "_")
     if key not in SCORE_FUNCTIONS:
         raise ValueError(

@@ -24,6 +24,12 @@ class Tally:
     """Whole numbers about a batch, all int64.
 
     `sum(tallies)` works, and so does `tally_a + tally_b`.
+
+    Example:
+        >>> balancer = equipoise.balancer("deepseek", 4, top_k=1)
+        >>> batches = torch.eye(4), torch.eye(4)[:2]
+        >>> sum(balancer.tally(each, balancer.route(each)) for each in batches).loads.tolist()
+        [2, 2, 1, 1]
     """
 
     loads: Tensor

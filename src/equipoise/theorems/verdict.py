@@ -19,7 +19,13 @@ ASSUMPTION_PREFIX = "assumption: "
 
 
 class Verdict(NamedTuple):
-    """What became of one statement."""
+    """What became of one statement.
+
+    Example:
+        >>> verdict = equipoise.Verdict("5 assignment changes", True, True, 1.0, 3, "signs")
+        >>> verdict.holds, verdict.is_assumption
+        (True, False)
+    """
 
     name: str
     applies: bool

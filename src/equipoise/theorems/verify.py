@@ -26,10 +26,13 @@ last of them"""
 
 
 def verify(trace: Trace | None = None, *, batches: int = 16) -> list[Verdict]:
-    """Every statement: on the built-in problems, or on a trace's whole batches (at most `batches`,
-    spread evenly).
+    """Every statement: on the built-in problems, or on a trace's whole batches.
 
     A trace that contradicts itself gets one verdict more, before the others, which does not hold.
+
+    Args:
+        trace: of a training that kept some batches whole; None for the built-in problems.
+        batches: how many whole batches at most, spread evenly.
 
     Example:
         >>> verdicts = verify()  # a few seconds

@@ -30,6 +30,10 @@ class Trace:
     a time.
 
     A trace that is being written can be read meanwhile: `steps` looks at the folder anew each time.
+
+    Example:
+        >>> trace = equipoise.Trace.open("runs/a/trace")  # doctest: +SKIP
+        >>> trace.loads(trace.layers[0], trace.steps[-1])  # doctest: +SKIP
     """
 
     def __init__(self, folder: Path, header: TraceHeader) -> None:

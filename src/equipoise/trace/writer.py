@@ -37,6 +37,9 @@ class TraceWriter:
         layers: how many, or their names.
         about: where the records come from: a `TraceAbout`, or anything JSON can hold.
         target: weights of the experts' target loads, if they are not equal.
+
+    Example:
+        >>> writer = equipoise.TraceWriter("run/trace", top_k=6, layers=["moe.0"])  # doctest: +SKIP
     """
 
     def __init__(

@@ -246,7 +246,16 @@ TRAINING_PRESETS: dict[str, dict[str, Any]] = {
 
 
 def preset(name: str, **changes: Any) -> Config:
-    """A named config with changes. `model` may be a ModelConfig, or a dict of changed sizes."""
+    """A named config with changes. `model` may be a ModelConfig, or a dict of changed sizes.
+
+    Args:
+        name: "tiny", "small", "paper-tiny", "deepseekmoe-1b" or "deepseekmoe-3b".
+        changes: settings that differ, those of the model as a dict.
+
+    Example:
+        >>> equipoise.preset("tiny", steps=100, model={"num_experts": 32}).model.num_experts
+        32
+    """
     if name not in TRAINING_PRESETS:
         known = ", ".join(TRAINING_PRESETS)
         meant = did_you_mean(name, TRAINING_PRESETS)

@@ -62,6 +62,13 @@ def train(config: Config) -> RunResult:
         Stopped: when SIGTERM or Ctrl-C asked for it, after a checkpoint was written.
         FloatingPointError: when the loss or the gradient is not finite.
         OSError: when a checkpoint cannot be written; the ones before it are untouched.
+
+    Args:
+        config: every setting; see `equipoise.preset`.
+
+    Example:
+        >>> config = equipoise.preset("tiny", balancer="curvature", steps=300, out="runs/a")
+        >>> result = equipoise.train(config)  # doctest: +SKIP
     """
     folder = Path(config.out)
     # also before the first checkpoint: metrics and trace would continue under other settings

@@ -42,6 +42,9 @@ def watch_runs(
     Raises:
         ValueError: for a file in place of a folder, an address that needs a token, or a port that
             is in use.
+
+    Example:
+        >>> equipoise.watch_runs(["runs/a", "runs/b"], port=0)  # doctest: +SKIP
     """
     folders = [_checked_folder(Path(run)) for run in runs]
     if not folders:

@@ -48,6 +48,11 @@ def advise(
         tokens: in a batch of that training; by default as many as the recorded batches had.
         seed: of built-in streams.
         on_progress: called with the number of parts just finished, and of all.
+
+    Example:
+        >>> advice = equipoise.advise("thin-e4", steps=100)
+        >>> [rate.balancer for rate in advice.rates if rate.over_floor < 2]
+        ['deepseek', 'proportional', 'inverse', 'inverse_sqrt']
     """
     for word, number in (("steps", steps), ("tokens", tokens)):
         if number is not None and number < 1:

@@ -16,6 +16,14 @@ def settled(model: torch.nn.Module) -> Iterator[None]:
     back after it.
 
     Do not train inside.
+
+    Args:
+        model: any module that holds balancers.
+
+    Example:
+        >>> model = equipoise.MoE(16, 32, num_experts=8, top_k=2).eval()
+        >>> with equipoise.settled(model):
+        ...     output = model(torch.randn(4, 16)).output
     """
     duals = [module for module in model.modules() if isinstance(module, Dual)]
     iterates = [dual.shift.clone() for dual in duals]

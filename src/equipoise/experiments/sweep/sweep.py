@@ -75,6 +75,9 @@ def sweep(
         processes_per_trial: more than one run under torchrun; by default one for each GPU.
         retry_failed: run those again that failed before.
         keep_checkpoints: keep those of finished trials.
+
+    Example:
+        >>> table = equipoise.sweep("demo", workers=2)  # doctest: +SKIP
     """
     grid = grid if isinstance(grid, Grid) else read_grid(grid)
     folder = grid.default_folder if out is None else output_path(out)

@@ -115,6 +115,10 @@ def doctor(
             trace=...)`.
         tokens: how many to draw where no scores were recorded.
         seed: of the draw.
+
+    Example:
+        >>> diagnosis = equipoise.doctor("my-model")  # doctest: +SKIP
+        >>> print(diagnosis)  # doctest: +SKIP
     """
     folder = Path(folder)
     if tokens < 1:

@@ -71,6 +71,9 @@ def export(folder: str | Path, out: str | Path, *, settled: bool = False) -> Exp
     Raises:
         ValueError: if no family of transformers computes what this model does, or if the folder,
             loaded again, gives other logits (more than 1e-5 away).
+
+    Example:
+        >>> equipoise.export("runs/a", "exported-model", settled=True)  # doctest: +SKIP
     """
     folder, out = Path(folder), output_path(out)
     _refuse_used_folder(out)
