@@ -65,7 +65,11 @@ def best_course(spec: MethodSpec) -> Course:
 
 
 def imbalance_at(spec: MethodSpec, rate: float | None) -> list[float]:
-    balancer = spec.make(STREAM.num_experts, STREAM.top_k, **spec.options_at(rate))
+    options = spec.options_at(rate)
+    if spec.within_sequences:
+        # the stream's tokens are independent: any length will do
+        options = {**options, "sequence_length": 256}
+    balancer = spec.make(STREAM.num_experts, STREAM.top_k, **options)
     if spec.kind == "penalty":
         return list(trained_bias(balancer))
     return [row["imbalance"] for row in replay(batches(), balancer)]

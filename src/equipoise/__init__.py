@@ -168,7 +168,8 @@ if TYPE_CHECKING:
     from equipoise.integrations.trackers import log_balance
     from equipoise.layers import LayerBalancer, MoE, Router, drop, step
     from equipoise.model import DeepSeekMoE
-    from equipoise.optimum import Solution, balance_costs
+    from equipoise.optimum import Solution
+    from equipoise.optimum.balance_costs import balance_costs
     from equipoise.optimum.evaluate import evaluate
     from equipoise.optimum.solve import solve
     from equipoise.placement import place

@@ -37,7 +37,7 @@ from equipoise.attach.hooks import (
     models_around,
     watch_forwards,
 )
-from equipoise.attach.making import Maker, make_dual
+from equipoise.attach.making import Maker, make_dual, maker_name
 from equipoise.attach.optimizers import check_optimizer, follow_optimizer
 from equipoise.attach.patching import PatchedMethod
 from equipoise.attach.replay.forced_loads import Force, given_or_forced
@@ -48,7 +48,7 @@ from equipoise.attach.replay.router_exchanges import (
     forget_forwards,
 )
 from equipoise.attach.replay.sessions import ReplayTerms, recorded_experts, replayed_experts
-from equipoise.attach.state.sidecar import SaveBeside, load_sidecar, save_sidecar, shifts_beside
+from equipoise.attach.state.sidecar import load_sidecar, save_beside, save_sidecar, shifts_beside
 from equipoise.attach.step_metrics import step_table
 from equipoise.attach.stepping import check_counted, check_in_use, collect_tallies, update_routers
 from equipoise.attach.tables import found_table
@@ -135,7 +135,7 @@ class Balancing:
         known_shifts = clear_copied_hooks(model) or shifts_beside(model)
         found = find_routers(model, skip, routers)
         self.model = model
-        self.name = _balancer_name(balancer)
+        self.name = maker_name(balancer)
         self.group = group
         self.left_alone = found.left_alone
         """routers that are not balanced, and why"""
@@ -389,13 +389,7 @@ class Balancing:
             router.attach()
         blocks = [router.found.block for router in self.routers]
         self._handles += watch_forwards(self.model, blocks, self.context)
-        shifted = any(router.found.bias is None for router in self.routers)
-        for module in models_around(self.model, blocks):
-            # not where a wrapper passes on the method of what it wraps
-            own: Any = module if hasattr(type(module), "save_pretrained") else None
-            if own is not None and (shifted or hasattr(own, "peft_config")):
-                saver = SaveBeside(self, own.save_pretrained)
-                self._savers.append(PatchedMethod(own, "save_pretrained", saver))
+        self._savers += save_beside(self, models_around(self.model, blocks))
 
     def _check_attached(self) -> None:
         if not self.context.attached:
@@ -403,9 +397,3 @@ class Balancing:
                 "this balancing was detached from its model: call equipoise.balance(model) for a "
                 "new one"
             )
-
-
-def _balancer_name(balancer: Maker) -> str:
-    if isinstance(balancer, str):
-        return balancer
-    return str(getattr(balancer, "__name__", type(balancer).__name__))

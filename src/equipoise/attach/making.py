@@ -28,3 +28,10 @@ def make_dual(maker: Maker, options: dict[str, object], num_experts: int, top_k:
             "choose deepseek, quantile ..., or build the layer with LayerBalancer"
         )
     return made
+
+
+def maker_name(maker: Maker) -> str:
+    """What to call it in messages."""
+    if isinstance(maker, str):
+        return maker
+    return str(getattr(maker, "__name__", type(maker).__name__))

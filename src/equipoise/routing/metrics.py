@@ -51,8 +51,18 @@ def metrics(
 def load_metrics(
     loads: Tensor | Sequence[Any], target: Tensor | Sequence[float] | None = None
 ) -> dict[str, Tensor]:
-    """`metrics` of loads (..., E), as float64 tensors of the leading shape, on the device of the
-    loads. Nothing here makes a GPU wait.
+    """`metrics` of many loads at once. Nothing here makes a GPU wait.
+
+    Args:
+        loads: (..., E), or what `device_loads` and `sequence_loads` return.
+        target: (E,) weights of the loads that experts should have; even by default.
+
+    Returns:
+        The same names, as float64 tensors of the leading shape, on the device of the loads.
+
+    Example:
+        >>> load_metrics([[3, 1], [2, 2]])["max_violation"].tolist()
+        [0.5, 0.0]
     """
     loads = checked_loads(loads)
     relative = _relative_loads(loads, target)

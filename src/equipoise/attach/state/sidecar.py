@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,19 @@ def save_sidecar(balancing: Balancing, folder: Path) -> Path:
     with replace_file(path) as unfinished:
         safetensors.save_file(tensors, unfinished, metadata=metadata)
     return path
+
+
+def save_beside(balancing: Balancing, modules: Iterable[nn.Module]) -> list[PatchedMethod]:
+    """Patch the `save_pretrained` of these, where it would lose biases or shifts."""
+    shifted = any(router.found.bias is None for router in balancing.routers)
+    patched = []
+    for module in modules:
+        # not where a wrapper passes on the method of what it wraps
+        own: Any = module if hasattr(type(module), "save_pretrained") else None
+        if own is not None and (shifted or hasattr(own, "peft_config")):
+            saver = SaveBeside(balancing, own.save_pretrained)
+            patched.append(PatchedMethod(own, "save_pretrained", saver))
+    return patched
 
 
 class SaveBeside:
