@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,7 +27,7 @@ from equipoise.attach.find.kernels import ClassForward, runs_kernel
 from equipoise.attach.find.quirks import routes_pictures
 from equipoise.attach.find.remedy import TEN_LINES
 from equipoise.attach.find.routers import FoundRouter
-from equipoise.attach.find.routing_spec import holds_choice, score_by_name
+from equipoise.attach.find.routing_spec import find_choice, holds_choice, score_by_name
 from equipoise.attach.patching import PatchedMethod
 from equipoise.balancing import Dual
 from equipoise.routing import Tally, route
@@ -228,7 +228,7 @@ class BalancedRouter:
         logits, self._logits = self._logits, None
         if not self.context.counts(self.found.block):
             return
-        chosen = _find_indices(values, self.balancer.top_k)
+        chosen = find_choice(values, self.balancer.top_k)
         if chosen is None:
             raise RuntimeError(
                 f"{self.name}.experts was called without the indices of the chosen experts"
@@ -389,19 +389,3 @@ class BalancedRouter:
 
     def _saw_backward(self, gradient: Tensor) -> None:
         self.context.backward_seen = True
-
-
-def _find_indices(values: Sequence[object], top_k: int) -> Tensor | None:
-    """The chosen experts among what the experts were called with: (..., K) if there are such, else
-    the first integers. A mask is none.
-    """
-    exact = [value for value in values if holds_choice(value, top_k)]
-    integers = [
-        value
-        for value in values
-        if isinstance(value, Tensor)
-        and not value.is_floating_point()
-        and value.dtype != torch.bool
-        and value.numel() % top_k == 0
-    ]
-    return next(iter([*exact, *integers]), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -60,6 +60,22 @@ def holds_choice(value: object, top_k: int) -> TypeGuard[Tensor]:
         and value.dim() > 0
         and value.shape[-1] == top_k
     )
+
+
+def find_choice(values: Sequence[object], top_k: int) -> Tensor | None:
+    """The chosen experts among what the experts were called with: (..., K) if there are such, else
+    the first integers. A mask is none.
+    """
+    exact = [value for value in values if holds_choice(value, top_k)]
+    integers = [
+        value
+        for value in values
+        if isinstance(value, Tensor)
+        and not value.is_floating_point()
+        and value.dtype != torch.bool
+        and value.numel() % top_k == 0
+    ]
+    return next(iter([*exact, *integers]), None)
 
 
 def score_by_name(name: str) -> Callable[[Tensor], Tensor]:
