@@ -172,7 +172,7 @@ if TYPE_CHECKING:
     from equipoise.optimum.balance_costs import balance_costs
     from equipoise.optimum.evaluate import evaluate
     from equipoise.optimum.solve import solve
-    from equipoise.placement import place
+    from equipoise.placement.place import place
     from equipoise.report.write_report import write_report
     from equipoise.routing import (
         Groups,

@@ -16,7 +16,6 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,14 +39,8 @@ from equipoise.attach.hooks import (
 from equipoise.attach.making import Maker, make_dual, maker_name
 from equipoise.attach.optimizers import check_optimizer, follow_optimizer
 from equipoise.attach.patching import PatchedMethod
-from equipoise.attach.replay.forced_loads import Force, given_or_forced
-from equipoise.attach.replay.router_exchanges import (
-    advance_anticipations,
-    anticipate_choices,
-    exchanges_of,
-    forget_forwards,
-)
-from equipoise.attach.replay.sessions import ReplayTerms, recorded_experts, replayed_experts
+from equipoise.attach.replay.replaying import ReplaysExperts
+from equipoise.attach.replay.router_exchanges import advance_anticipations, forget_forwards
 from equipoise.attach.state.sidecar import load_sidecar, save_beside, save_sidecar, shifts_beside
 from equipoise.attach.step_metrics import step_table
 from equipoise.attach.stepping import check_counted, check_in_use, collect_tallies, update_routers
@@ -58,10 +51,6 @@ from equipoise.routing.recomputation import check_backward_is_seen
 
 if TYPE_CHECKING:
     from equipoise.attach.count.recorder import Recorder
-    from equipoise.attach.replay.expert_choices import ExpertChoices
-    from equipoise.attach.replay.forced_loads import ForcedLoads
-    from equipoise.attach.replay.given_experts import GivenExperts
-    from equipoise.attach.replay.replay_report import ReplayReport
     from equipoise.attach.trainer import StepCallback
     from equipoise.routing import Tally
 
@@ -111,7 +100,7 @@ def balance(
     return balancing
 
 
-class Balancing:
+class Balancing(ReplaysExperts):
     """A model's routers and their balancers.
 
     `print(balancing)` shows what was found, `report()` how even the loads are.
@@ -255,44 +244,6 @@ class Balancing:
         from equipoise.attach.count.recorder import Recorder
 
         self._recorder = Recorder(self, folder, scores)
-
-    # ---- somebody else's experts
-
-    def record_experts(self, margins: bool = False) -> AbstractContextManager[ExpertChoices]:
-        """Keep the experts that every token takes in the forwards of a block (docs/replay.md)."""
-        self._check_attached()
-        return recorded_experts(exchanges_of(self.routers), margins)
-
-    def replay(
-        self,
-        experts: GivenExperts | ForcedLoads | None = None,
-        *,
-        force: Force = None,
-        devices: int = 1,
-        tally: str = "none",
-        floor: float = 0.0,
-    ) -> AbstractContextManager[ReplayReport]:
-        """Let the routers take these experts in the forwards of a block, with gates from their own
-        scores (docs/replay.md).
-
-        Args:
-            experts: (T, K) by layer, or (..., layers, K); -1 routes a token live.
-            force: "balanced", or a weight for each expert, in place of `experts`.
-            devices: that share the experts of a layer, for `force="balanced"`.
-            tally: "none": the shift rests; "own": count what the routers would have chosen.
-            floor: a given expert is taken only where its own score is at least this share of that
-                of the weakest expert the router itself would take; its place is routed live.
-        """
-        self._check_attached()
-        given = given_or_forced(experts, force, devices)
-        return replayed_experts(exchanges_of(self.routers), given, ReplayTerms(tally, floor))
-
-    def anticipate(self, steps: int) -> None:
-        """In training, choose experts by the routers' weights of `steps` steps ago, with gates of
-        today's; 0 ends it. The shift is today's, and counts are of what was chosen.
-        """
-        self._check_attached()
-        anticipate_choices(self.routers, steps)
 
     @property
     def seats(self) -> list[BalancedRouter]:

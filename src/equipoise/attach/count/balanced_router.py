@@ -27,7 +27,7 @@ from equipoise.attach.find.kernels import ClassForward, runs_kernel
 from equipoise.attach.find.quirks import routes_pictures
 from equipoise.attach.find.remedy import TEN_LINES
 from equipoise.attach.find.routers import FoundRouter
-from equipoise.attach.find.routing_spec import find_indices, holds_choice, score_by_name
+from equipoise.attach.find.routing_spec import find_choice, holds_choice, score_by_name
 from equipoise.attach.patching import PatchedMethod
 from equipoise.balancing import Dual
 from equipoise.routing import Tally, route
@@ -228,7 +228,7 @@ class BalancedRouter:
         logits, self._logits = self._logits, None
         if not self.context.counts(self.found.block):
             return
-        chosen = find_indices(values, self.balancer.top_k)
+        chosen = find_choice(values, self.balancer.top_k)
         if chosen is None:
             raise RuntimeError(
                 f"{self.name}.experts was called without the indices of the chosen experts"

@@ -62,12 +62,7 @@ def holds_choice(value: object, top_k: int) -> TypeGuard[Tensor]:
     )
 
 
-def score_by_name(name: str) -> Callable[[Tensor], Tensor]:
-    """A score function that a probe recognised; "identity" ranks what the gate returns as it is."""
-    return PROBED_SCORES[name]
-
-
-def find_indices(values: Sequence[object], top_k: int) -> Tensor | None:
+def find_choice(values: Sequence[object], top_k: int) -> Tensor | None:
     """The chosen experts among what the experts were called with: (..., K) if there are such, else
     the first integers. A mask is none.
     """
@@ -81,3 +76,8 @@ def find_indices(values: Sequence[object], top_k: int) -> Tensor | None:
         and value.numel() % top_k == 0
     ]
     return next(iter([*exact, *integers]), None)
+
+
+def score_by_name(name: str) -> Callable[[Tensor], Tensor]:
+    """A score function that a probe recognised; "identity" ranks what the gate returns as it is."""
+    return PROBED_SCORES[name]
