@@ -64,7 +64,7 @@ class CellResult:
     path_length: float | None = None
     """how far the batches' own optima moved, summed over the steps, in score"""
     dropped_share: float | None = None
-    """choices that a capacity factor of 1.25 would drop; None in files of versions before 0.3"""
+    """choices that a capacity factor of 1.25 would drop; None in files of before 2026-11-19"""
     sequence_violation: float | None = None
     """the fullest expert's load / target - 1 within single sequences; None without sequences"""
 
