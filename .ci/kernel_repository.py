@@ -44,7 +44,8 @@ tags: [kernels, mixture-of-experts]
 
 Triton kernels of equipoise {release}: the best K experts of every token by score + shift, in order,
 with the loads; the same from logits with the gates; histograms of distances to the choice.
-They were compiled for sm_80, sm_90 and sm_100, and run in Triton's interpreter. **No GPU has run them yet.**
+They were compiled for sm_80, sm_90 and sm_100, and run in Triton's interpreter.
+**No GPU has run them yet.**
 """
 
 
