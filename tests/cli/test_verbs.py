@@ -19,6 +19,14 @@ TRAIN = "train"
 """its flags are the fields of its one argument, a Config (tests/training/test_config.py)"""
 ON_THE_COMMAND_LINE_ONLY = {
     "advise": {"page": "what is shown"},
+    "agree": {"page": "what is shown"},
+    "doctor": dict.fromkeys(
+        ("text", "precision", "batches", "allow", "page"), "equipoise.router_precision in Python"
+    ),
+    "plan": dict.fromkeys(
+        ("cluster", "price", "hidden", "expert_parallel"), "equipoise.step_time in Python"
+    ),
+    "simulate": {"page": "what is shown"},
     "arena": {"every_rate": "what is shown", "page": "what is shown"},
     "solve": {
         "file": "Python has the scores themselves",
@@ -40,6 +48,8 @@ ON_THE_COMMAND_LINE_ONLY = {
         "animate": "drawn instead of a page: report.animation.loads.animate_loads in Python",
     },
 }
+DEFAULT_DEPENDS = {"plan": {"imbalance", "utilization"}, "agree": {"ulps"}}
+"""options whose default another option decides; without it, it is the function's"""
 IN_PYTHON_ONLY = {"scores", "progress", "on_progress", "on_batch", "changes"}
 """what the command line reads from a file or shows on the terminal, and free settings of Config"""
 
@@ -71,6 +81,9 @@ def test_every_option_is_an_argument_with_the_same_default(verb):
             assert "changes" in arguments
             assert name in Config.__dataclass_fields__
             assert option.default is None
+        elif name in DEFAULT_DEPENDS.get(verb.name, ()):
+            assert option.default is None
+            assert "default" in option.help
         elif option.required:
             assert arguments[name].default is inspect.Parameter.empty
         else:

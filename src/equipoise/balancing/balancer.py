@@ -93,6 +93,11 @@ class Balancer(Precise, ABC):
         """Whether a token's experts depend on the tokens before it in its sequence."""
         return False
 
+    @property
+    def chooses_by_shift(self) -> bool:
+        """Whether a token's experts are the top-K of its scores and the shift, and nothing else."""
+        return not self.uses_sequences
+
     def __init_subclass__(cls, **more: object) -> None:
         """A balancer of one's own that still has an old name would be passed over silently."""
         super().__init_subclass__(**more)

@@ -92,6 +92,10 @@ class Threshold(Balancer):
         self.keep_buffer("always", every, shape, dtype=torch.bool, persistent=False)
 
     @property
+    def chooses_by_shift(self) -> bool:
+        return False
+
+    @property
     def shift_or_zeros(self) -> Tensor:
         return -self.thresholds.detach()
 

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from equipoise.balancing import Balancer
 from equipoise.layers.choosing_layer import ChoosingLayer
+from equipoise.layers.experts.uncompiled import leave_uncompiled
 from equipoise.layers.weight_history import WeightHistory, check_look_back
 from equipoise.routing import Groups, Routing, Tally, score_function
 
@@ -166,7 +167,7 @@ class Router(ChoosingLayer):
         return score_function(self.score)(gate_logits(hidden, older))
 
     # a compiled graph would be made anew for every number of updates
-    @torch.compiler.disable
+    @leave_uncompiled
     def _keep_weight(self) -> None:
         """Keep the weight once after every update."""
         if self._seen_updates != self.balancer.updates_made:

@@ -96,7 +96,7 @@ def test_a_wrong_name_and_a_nan_are_told():
     with pytest.raises(ValueError, match=r"no score function 'sigmod' .did you mean 'sigmoid'"):
         route(logits, 2, score="sigmod")
     logits[2, 1] = torch.nan
-    with check_scores(True), pytest.raises(ValueError, match="logits"):
+    with check_scores("always"), pytest.raises(ValueError, match="logits"):
         route(logits, 2, score="sigmoid")
 
 

@@ -70,7 +70,7 @@ class TraceRecorder(Observer):
                 scores=sample,
                 # a whole batch is one whose loads follow from scores and shift alone
                 whole=sample is not None
-                and not balancer.uses_sequences
+                and balancer.chooses_by_shift
                 and len(sample) * self.config.model.top_k == int(layer.loads.sum()),
             )
 
