@@ -65,3 +65,15 @@ def test_deep_files_are_refused(tmp_path, capsys):
         main(["demo", "--config", str(tmp_path / "deep.yaml")])
     assert stop.value.code == 2
     assert "is nested too deeply" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", [["--gpus", "16"], ["--gpu", "A100"], ["--parallel", "ddp"]])
+def test_a_cluster_says_what_its_devices_are(flag, capsys):
+    assert main(["plan", "deepseek-v3", "--cluster", "h800-64", *flag]) == 2
+    assert f"{flag[0]} does not go with --cluster" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--expert-parallel", "--hidden"])
+def test_flags_of_a_cluster_without_one(flag, capsys):
+    assert main(["plan", "tiny", flag, "1"]) == 2
+    assert f"{flag} goes with --cluster" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """What --json prints is strict JSON: no NaN, no Infinity. And what `solve` refuses early."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,19 @@ def test_demo_where_every_expert_takes_every_token(capsys):
     [row] = strict(capsys.readouterr().out)
     assert row["final_imbalance"] == 0
     assert row["over_floor"] is None
+
+
+def test_place_with_a_solver_that_prints_by_itself(tmp_path, capfd, monkeypatch):
+    np.save(tmp_path / "loads.npy", np.ones((2, 1, 4), int))
+    real = equipoise.place
+
+    def place(*loads, **options):
+        os.write(1, b"HighsMipSolverData::transformNewIntegerFeasibleSolution\n")
+        return real(*loads, **options)
+
+    monkeypatch.setattr(equipoise, "place", place)
+    assert main(["place", str(tmp_path / "loads.npy"), "--devices", "2", "--json"]) == 0
+    assert strict(capfd.readouterr().out)["devices"] == 2
 
 
 def test_plan(capsys):

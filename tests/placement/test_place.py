@@ -1,5 +1,7 @@
 """place: never worse than EPLB or linear blocks, the same for the same seed, and judged rightly."""
 
+import importlib
+
 import numpy as np
 import pytest
 
@@ -145,6 +147,32 @@ def test_no_tokens_at_all():
     found = place(np.zeros((2, 1, 4)), devices=2)
     assert found.rows() == []
     assert found.layers[0].cost == 0
+
+
+def test_counts_whose_sum_no_int64_holds():
+    found = place(np.full((2, 1, 4), 2**62), devices=2)
+    assert [row.fullest for row in found.rows()] == [1.0] * 4
+
+
+def test_what_linear_blocks_do_already_needs_no_integer_program(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("it is proved without")
+
+    module = importlib.import_module("equipoise.placement.place")
+    monkeypatch.setattr(module, "solve_exactly", refuse)
+    assert place(np.full((2, 3, 8), 7), devices=4).layers[0].proved
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan")])
+def test_a_time_that_is_none(seconds):
+    with pytest.raises(ValueError, match="exact_seconds is a time, 0 or more, not"):
+        place(np.ones((2, 1, 4)), devices=2, exact_seconds=seconds)
+
+
+@pytest.mark.parametrize("hours", [-1.0, float("nan"), float("inf")])
+def test_device_hours_that_are_none(hours):
+    with pytest.raises(ValueError, match="device_hours is a time, finite and 0 or more, not"):
+        place(np.ones((2, 1, 4)), devices=2).rows(hours)
 
 
 def test_groups_come_from_the_trace_or_the_argument():

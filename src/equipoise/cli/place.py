@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from equipoise.cli.verb import Verb, add_json_flag
 from equipoise.storage.atomic import write_bytes
 from equipoise.storage.json_files import json_text
+from equipoise.storage.native_output import native_output_dropped
 from equipoise.storage.optional import import_optional
 from equipoise.storage.output_path import output_path
 
@@ -86,11 +87,13 @@ def _add_place_options(parser: argparse.ArgumentParser) -> None:
 
 def _run_place_verb(options: argparse.Namespace) -> None:
     from equipoise import place
+    from equipoise.placement.result import check_hours
 
     if options.picture is not None:
         _check_picture(options.picture)
+    check_hours(options.device_hours)
     console = import_optional("rich.console", extra="report").Console(stderr=True)
-    with console.status("reading loads") as status:
+    with console.status("reading loads") as status, native_output_dropped():
         made = place(
             options.trace,
             devices=options.devices,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from equipoise.cli.step_table import add_cluster_options, show_step_times
@@ -28,8 +29,10 @@ def _add_plan_options(parser: argparse.ArgumentParser) -> None:
         "YAML file's figures",
     )
     add_cluster_options(parser)
-    parser.add_argument("--gpus", type=int, default=8, help="how many (default: %(default)s)")
-    parser.add_argument("--gpu", default="H100", help="which, by name (default: %(default)s)")
+    # None: not given, for which --cluster is not asked
+    parser.set_defaults(hidden=None)
+    parser.add_argument("--gpus", type=int, help="how many (default: 8)")
+    parser.add_argument("--gpu", help="which, by name (default: H100)")
     parser.add_argument(
         "--utilization", type=float, help="of its peak (default: 0.3; with --cluster 0.4)"
     )
@@ -53,6 +56,7 @@ def _run_plan_verb(options: argparse.Namespace) -> None:
     check_price(options.price)
     asked = options.imbalance
     if options.cluster:
+        _refuse(options, ("gpus", "gpu", "parallel"), "does not go with --cluster, which says it")
         show_step_times(options, [*SHOWN_IMBALANCES] if asked is None else [0.0, asked])
         return
     if options.preset in PUBLISHED:
@@ -60,11 +64,11 @@ def _run_plan_verb(options: argparse.Namespace) -> None:
             f"{options.preset} is a published model: say where it runs by --cluster, such as "
             "--cluster h800-2048"
         )
-
+    _refuse(options, ("expert_parallel", "hidden"), "goes with --cluster, such as h800-2048")
     made = plan(
         options.preset,
-        gpus=options.gpus,
-        gpu=options.gpu,
+        gpus=8 if options.gpus is None else options.gpus,
+        gpu=options.gpu or "H100",
         utilization=0.3 if options.utilization is None else options.utilization,
         imbalance=PAPER_IMBALANCE if asked is None else asked,
         **given_options(options, ("steps", "parallel", "micro_batch_size")),
@@ -74,6 +78,12 @@ def _run_plan_verb(options: argparse.Namespace) -> None:
     else:
         import_optional("rich", extra="train")
         _show_plan(made, options.price)
+
+
+def _refuse(options: argparse.Namespace, names: Sequence[str], why: str) -> None:
+    """Flags that would change nothing."""
+    for name in given_options(options, names):
+        raise ValueError(f"--{name.replace('_', '-')} {why}")
 
 
 def _show_plan(made: TrainingPlan, price: float | None) -> None:

@@ -30,7 +30,7 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="SHARE",
-        help="of the exchange of tokens, what is behind computing (default: %(default)s)",
+        help="of the exchange of tokens, what is behind computing (default: 0)",
     )
     parser.add_argument("--price", type=float, help="of a device hour, in any money")
 
@@ -46,7 +46,7 @@ def show_step_times(options: argparse.Namespace, imbalances: list[float]) -> Non
         options.preset,
         options.cluster,
         expert_parallel=options.expert_parallel,
-        hidden=options.hidden,
+        hidden=options.hidden or 0.0,
         utilization=options.utilization,
         **changes,
     )

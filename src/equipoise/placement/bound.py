@@ -42,7 +42,7 @@ def least_fullest(loads: Array, cluster: Cluster) -> float:
 def bound_of_batches(loads: Array, cluster: Cluster) -> Array:
     """(B,): the greatest of the three bounds for each batch."""
     falling = -np.sort(-loads, axis=1)
-    even = loads.sum(1) / cluster.devices
+    even = loads.sum(1, dtype=np.float64) / cluster.devices
     pieces = least_pieces(falling, cluster.slots)
     return np.maximum(np.maximum(even, pieces), _shelves(falling, cluster))
 

@@ -46,7 +46,7 @@ def fullest_device(loads: Array, slots: Array) -> float:
 
 def even_load(loads: Array, devices: int) -> float:
     """The mean over batches of the mean device's load: no placement costs less."""
-    return float(loads.sum(1).mean() / devices)
+    return float(loads.sum(1, dtype=np.float64).mean() / devices)
 
 
 def linear_slots(num_experts: int, devices: int, redundant: int) -> Array:

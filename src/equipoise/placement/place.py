@@ -78,6 +78,8 @@ def place(
         (10.0, 18.0)
     """
     start, say = time.perf_counter(), progress or (lambda line: None)
+    if not exact_seconds >= 0:
+        raise ValueError(f"exact_seconds is a time, 0 or more, not {exact_seconds:g}")
     recorded = RecordedLoads.of(trace)
     groups = recorded.groups if groups is None else groups
     sizes = recorded.loads.shape[2], devices, redundant, nodes, groups, distinct
@@ -126,8 +128,9 @@ class _LayerSearch:
         found = self._search_all(self._searched_batches(loads), rival)
         allowed = [self.linear] if self.cluster.allows(self.linear) else []
         best = min([rival, *allowed, *found], key=lambda slots: fullest_device(loads, slots))
-        bound = 0.0
-        if self.exact_seconds > 0 and is_small(len(loads), self.cluster):
+        bound = least_fullest(loads, self.cluster)
+        known = fullest_device(loads, best) <= bound * (1 + PROVED)
+        if not known and self.exact_seconds > 0 and is_small(len(loads), self.cluster):
             best, bound = solve_exactly(loads, best, self.cluster, self.exact_seconds)
         return self._judged(loads, name, best, rival, bound)
 

@@ -96,6 +96,7 @@ class Placement:
             device_hours: that the experts take now, placed linearly.
             held_out: judge the placements of the first half of the batches on the second.
         """
+        check_hours(device_hours)
         layers = self.held_out if held_out else self.layers
         even = sum(layer.even for layer in layers)
         cost = {
@@ -141,6 +142,11 @@ class Placement:
             "held_out": [asdict(row) for row in self.rows(device_hours, held_out=True)],
             "layers": [layer.to_dict() for layer in self.layers],
         }
+
+
+def check_hours(device_hours: float) -> None:
+    if not 0 <= device_hours < np.inf:
+        raise ValueError(f"device_hours is a time, finite and 0 or more, not {device_hours:g}")
 
 
 def _row(way: str, cost: float, even: float, linear: float, device_hours: float) -> PlacementRow:

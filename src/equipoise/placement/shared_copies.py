@@ -29,7 +29,7 @@ STEPS = 200
 def shared_bound(loads: Array, cluster: Cluster) -> float:
     """No placement of a layer costs less; loads (B, E)."""
     loads = np.asarray(loads, np.float64)
-    even = loads.sum(1) / cluster.devices
+    even = loads.sum(1, dtype=np.float64) / cluster.devices
     # without tokens nothing is proved, and without spare copies c is fixed
     if not cluster.redundant or not even.any():
         return 0.0
