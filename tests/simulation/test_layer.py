@@ -85,8 +85,10 @@ def test_the_fullest_device_by_hand():
     made = dataclasses.replace(settings(), num_experts=4, group=2)
     loads = torch.tensor([30, 10, 5, 15])
     assert fullest_over_mean(loads, made) == pytest.approx(40 / 30)
-    apart = dataclasses.replace(made, placement=(0, 1, 0, 1))
+    apart = dataclasses.replace(made, placement=((0, 1, 0, 1), (0, 0, 1, 1)))
     assert fullest_over_mean(loads, apart) == pytest.approx(35 / 30)
+    assert fullest_over_mean(loads, apart, layer=1) == pytest.approx(40 / 30)
+    assert fullest_over_mean(loads, apart, layer=2) == pytest.approx(35 / 30)
     assert fullest_over_mean(torch.zeros(4, dtype=torch.int64), made) == 1
 
 

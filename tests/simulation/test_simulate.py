@@ -9,6 +9,7 @@ import pytest
 import equipoise
 from equipoise.costs.fullest import fullest_by_chance
 from equipoise.experiments.step_time import step_time
+from equipoise.placement.maps import read_map
 from equipoise.results.simulation import (
     layer_path,
     read_layer,
@@ -17,6 +18,7 @@ from equipoise.results.simulation import (
 )
 from equipoise.simulation import run_layers
 from equipoise.simulation.costs import balancer_labels, cost_layers
+from equipoise.simulation.placed import read_devices
 from tests.simulation.conftest import CLUSTER, SMALL
 
 
@@ -158,6 +160,29 @@ def test_devices_of_a_placement(small, tmp_path):
     assert blocks.fullest == equipoise.simulate(**small).fullest
     path.write_text(json.dumps([expert % 8 for expert in range(32)]))
     assert equipoise.simulate(**small, placement=path).fullest != blocks.fullest
+
+
+@pytest.mark.parametrize("name", ["placement", "vllm", "vllm-ascend"])
+def test_a_map_of_place_is_a_list_of_devices(name, small, tmp_path):
+    loads = np.random.default_rng(0).integers(1, 100, (6, 1, 32))
+    equipoise.place(loads, devices=8).save(tmp_path)
+    placed = read_devices(tmp_path / f"{name}.json", 32, 8)
+    slots = read_map(tmp_path / f"{name}.json", 8)
+    for row, devices in zip(placed, slots, strict=True):
+        assert all(expert in devices[device] for expert, device in enumerate(row))
+    path = tmp_path / "devices.json"
+    path.write_text(json.dumps(placed[0]))
+    by_list, by_map = (
+        equipoise.simulate(**small, placement=file) for file in (path, tmp_path / f"{name}.json")
+    )
+    assert by_list.fullest == by_map.fullest
+
+
+def test_copies_are_refused(small, tmp_path):
+    loads = np.random.default_rng(0).integers(1, 100, (6, 1, 32))
+    equipoise.place(loads, devices=8, redundant=8).save(tmp_path)
+    with pytest.raises(ValueError, match="40 slots for the 32 experts"):
+        equipoise.simulate(**small, placement=tmp_path / "placement.json")
 
 
 def test_a_recorded_stream_is_taken_as_it_is(small, tmp_path):

@@ -72,7 +72,8 @@ def _add_simulate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--placement",
         metavar="FILE",
-        help="JSON: the device of every expert in a group (default: equal blocks)",
+        help="JSON: the device of every expert in a group, or a map of `equipoise place` without "
+        "copies (default: equal blocks)",
     )
     parser.add_argument(
         "--out", metavar="FOLDER", help="keep each layer here, and continue with what is there"

@@ -59,8 +59,10 @@ class SimulationSettings:
     """of it, the part that grows with the fullest device"""
     balancers: tuple[tuple[str, float | None], ...]
     """names with their rates"""
-    placement: tuple[int, ...] | None = None
-    """the device of every expert in a group; None: equal blocks"""
+    placement: tuple[tuple[int, ...], ...] | None = None
+    """the device of every expert in a group, a row for all layers or one for each, taken in turn;
+    None: equal blocks
+    """
 
     def to_json(self) -> dict[str, object]:
         return {"format": SIMULATION_FORMAT, **asdict(self)}
@@ -145,7 +147,7 @@ def _settings_of(found: Mapping[str, object]) -> SimulationSettings:
     balancers, placement = values["balancers"], values["placement"]
     assert isinstance(balancers, list)
     values["balancers"] = tuple((name, rate) for name, rate in balancers)
-    values["placement"] = tuple(placement) if isinstance(placement, list) else None
+    values["placement"] = tuple(map(tuple, placement)) if isinstance(placement, list) else None
     return SimulationSettings(**values)  # type: ignore[arg-type]
 
 

@@ -37,7 +37,7 @@ def simulate_layer(
 ) -> np.ndarray:
     """(balancers, steps) float64: the fullest device over the mean; NaN after a rule diverged."""
     stream = layer_stream(settings, layer)
-    rules = [_LayerRule(settings, stream, *each) for each in settings.balancers]
+    rules = [_LayerRule(settings, layer, stream, *each) for each in settings.balancers]
     for step in range(settings.steps):
         batch = stream.batch(step)
         drawn = draw_tokens(settings, layer, step) if settings.pool else None
@@ -51,10 +51,15 @@ class _LayerRule:
     """One balancer on its way through a layer."""
 
     def __init__(
-        self, settings: SimulationSettings, stream: Stream, name: str, rate: float | None
+        self,
+        settings: SimulationSettings,
+        layer: int,
+        stream: Stream,
+        name: str,
+        rate: float | None,
     ) -> None:
         self.rule: Balancer = Cell(stream, name, rate).make_balancer()
-        self.settings, self.groups = settings, stream.groups
+        self.settings, self.layer, self.groups = settings, layer, stream.groups
         self.fullest: list[float] = []
         self.diverged = False
 
@@ -65,7 +70,7 @@ class _LayerRule:
             return
         routing = self.rule.route(batch.scores, groups=self.groups, mask=batch.mask)
         loads = routing.loads if drawn is None else drawn_loads(routing, drawn)
-        self.fullest.append(fullest_over_mean(loads, self.settings))
+        self.fullest.append(fullest_over_mean(loads, self.settings, self.layer))
         tally = self.rule.tally(batch.scores, routing)
         copies = max(1, self.settings.step_tokens // len(batch.tokens))
         self.rule.update(repeat_tally(tally, copies))
@@ -102,13 +107,12 @@ def repeat_tally(tally: Tally, copies: int) -> Tally:
     )
 
 
-def fullest_over_mean(loads: Tensor, settings: SimulationSettings) -> float:
+def fullest_over_mean(loads: Tensor, settings: SimulationSettings, layer: int = 0) -> float:
     """The fullest device of a group over the mean of all; 1 where nothing was routed."""
     if settings.placement is None:
         devices = loads.reshape(settings.group, -1).sum(1)
     else:
-        devices = torch.zeros(settings.group, dtype=torch.int64).scatter_add_(
-            0, torch.tensor(settings.placement), loads
-        )
+        places = torch.tensor(settings.placement[layer % len(settings.placement)])
+        devices = torch.zeros(settings.group, dtype=torch.int64).scatter_add_(0, places, loads)
     total = int(loads.sum())
     return int(devices.max()) * settings.group / total if total else 1.0

@@ -16,7 +16,7 @@ from equipoise.arena.streams.synthetic import PooledTokens, Synthetic
 from equipoise.balancing import method_spec, method_specs
 from equipoise.costs.step_time import StepTime
 from equipoise.results.simulation import SimulationSettings
-from equipoise.storage.json_files import read_json
+from equipoise.simulation.placed import read_devices
 
 DEFAULT_STREAM = "e384"
 """sigmoid scores, popularity that drifts slowly; in the model's sizes"""
@@ -154,17 +154,3 @@ def _recorded_layers(settings: SimulationSettings) -> list[Recorded]:
         return []
     found = find_streams(settings.stream, steps=settings.steps)
     return [each for each in found if isinstance(each, Recorded)][: settings.layers]
-
-
-def read_devices(path: str | Path, num_experts: int, group: int) -> tuple[int, ...]:
-    """The device of every expert within a group, from a JSON list of whole numbers."""
-    content = read_json(Path(path), remedy="it must be a list of the device of every expert")
-    if not isinstance(content, list) or not all(type(each) is int for each in content):
-        raise ValueError(f"{path} must hold a list of whole numbers: the device of every expert")
-    if len(content) != num_experts:
-        raise ValueError(
-            f"{path} names {len(content)} devices, and there are {num_experts} experts"
-        )
-    if wrong := [each for each in content if not 0 <= each < group]:
-        raise ValueError(f"{path} has device {wrong[0]}: a group has devices 0 to {group - 1}")
-    return tuple(content)

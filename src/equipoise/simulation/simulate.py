@@ -91,7 +91,8 @@ def simulate(
         seed: of made streams.
         expert_parallel, hidden: as in step_time.
         price: of a device hour.
-        placement: a JSON file, the device of every expert within a group; by default equal blocks.
+        placement: a JSON file, the device of every expert within a group, or a map of
+            `equipoise place` without copies; by default equal blocks.
         out: a folder that keeps each layer when it is done; called again, it continues.
         workers: processes side by side, of some layers each.
         engine: "local", or "ray": each layer a task on a Ray cluster whose machines share the
