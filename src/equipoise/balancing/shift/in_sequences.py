@@ -1,4 +1,4 @@
-"""Routing, counting and adjusting by a balancer of any kind, which is told whose each token is if it asks."""
+"""Routing, counting and adjusting by any balancer, told whose each token is if it asks."""
 
 from __future__ import annotations
 
