@@ -241,6 +241,18 @@ def test_mistakes_are_explained(folder, capsys, words, said):
     assert said in capsys.readouterr().err
 
 
+def test_margins_that_are_no_numbers_are_not_safe(tmp_path):
+    """No comparison with NaN is true, so bf16 seemed to change nothing."""
+    choices = equipoise.attach.replay.ExpertChoices()
+    rows, margins = np.array([[0], [1]]), np.array([np.nan, 0.5])
+    choices.add_rows("layers.3", rows, margins, levels=np.array([0.3, 0.3]))
+    choices.save(tmp_path / "recording.npz")
+    with pytest.raises(
+        ValueError, match=r"layers\.3 has 1 of 2 tokens whose margin or level is NaN"
+    ):
+        equipoise.router_precision(tmp_path / "recording.npz", precisions=["bf16"])
+
+
 def effect(precision, **shares):
     named = dict.fromkeys(("logits", "bias", "both", "whole", "below_ulp", "not_finite"), 0.0)
     return PrecisionEffect(

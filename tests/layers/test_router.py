@@ -68,3 +68,17 @@ def test_bad_settings_are_told():
         router(score="softmaks")
     with pytest.raises(ValueError, match="look_ahead"):
         router(look_ahead=-1)
+
+
+@pytest.mark.parametrize("name", ["expert_choice", "threshold", "quantile"])
+@pytest.mark.parametrize("renormalize", [False, True])
+def test_anticipation_by_unchanged_weights_changes_nothing(name, renormalize):
+    """Also where experts choose, so that tokens have empty places."""
+    x = hidden(40)
+    first, plain = (
+        router(name, anticipate=steps, renormalize=renormalize, score="sigmoid")(x)
+        for steps in (2, 0)
+    )
+    assert torch.equal(first.routing.experts, plain.routing.experts)
+    assert torch.equal(first.routing.loads, plain.routing.loads)
+    torch.testing.assert_close(first.routing.gates, plain.routing.gates)

@@ -34,10 +34,15 @@ class ExpertExchange(Protocol):
     """What may stand between a layer's choice and the experts it takes (attach/replay)."""
 
     def exchange(
-        self, layer: ChoosingLayer, scores: Tensor, ranked: Tensor, own: Routing
+        self,
+        layer: ChoosingLayer,
+        scores: Tensor,
+        ranked: Tensor,
+        own: Routing,
+        sequences: Tensor | None = None,
     ) -> Choice:
         """What the layer takes and counts, where its balancer chooses `own` by `ranked` (..., E),
-        and gates come from `scores`.
+        and gates come from `scores`; `sequences` (...) names each token's sequence.
         """
 
     def forget_forwards(self) -> None:
@@ -75,7 +80,7 @@ class ChoosingLayer(nn.Module):
         ranked = scores if older is None else older
         own = self.route_live(ranked, mask, sequences)
         if self.exchange is not None:
-            return self.exchange.exchange(self, scores, ranked, own)
+            return self.exchange.exchange(self, scores, ranked, own, sequences)
         taken = own if older is None else self.take_experts(scores, own, own.experts)
         return Choice(taken, own, ranked)
 
@@ -84,7 +89,8 @@ class ChoosingLayer(nn.Module):
         gates = gather_gates(
             scores.flatten(0, -2), experts, renormalize=self.renormalize, scale=self.scale
         )
-        loads = count_loads(experts, self.balancer.num_experts, own.mask)
+        # one more, for the empty places of a token that experts choose
+        loads = count_loads(experts, self.balancer.num_experts + 1, own.mask)[:-1]
         # runner-up, margin and groups are of a choice that was not made
         return Routing(experts, gates, loads, None, None, own.mask, None, None)
 

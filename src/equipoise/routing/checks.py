@@ -83,6 +83,24 @@ def is_readable(tensor: Tensor) -> bool:
     return not torch.compiler.is_compiling() and tensor.device.type == "cpu"
 
 
+def check_choices(experts: Tensor, num_experts: int) -> None:
+    """Refuse what are no chosen experts (T, K): 0 to E - 1, or E for none."""
+    require_tensor(experts, "experts")
+    if experts.dim() != 2 or experts.is_floating_point():
+        raise ValueError(
+            f"experts must be whole numbers of shape (tokens, top_k), not {experts.dtype} of shape "
+            f"{tuple(experts.shape)}: pass Routing.experts"
+        )
+    if not is_readable(experts) or not experts.numel():
+        return
+    least, greatest = (int(each) for each in experts.aminmax())
+    if least < 0 or greatest > num_experts:
+        raise ValueError(
+            f"experts are 0 to {num_experts - 1}, or {num_experts} for none, but {least} to "
+            f"{greatest} are given"
+        )
+
+
 def scores_are_checked(scores: Tensor) -> bool:
     """Whether the mode asks for a check of these scores, and one is possible."""
     if _mode == "never" or torch.compiler.is_compiling() or scores.is_meta:

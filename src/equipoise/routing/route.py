@@ -157,8 +157,12 @@ def route(
 
 
 def gather_gates(scores: Tensor, experts: Tensor, *, renormalize: bool, scale: float) -> Tensor:
-    """(T, K) gates of the experts (T, K), from the scores (T, E) of all."""
-    return scale_gates(scores.gather(1, experts), renormalize=renormalize, scale=scale)
+    """(T, K) gates of the experts (T, K), from the scores (T, E) of all; 0 where the place holds
+    no expert, but E.
+    """
+    none = scores.shape[1]
+    gates = scores.gather(1, experts.clamp_max(none - 1)).masked_fill(experts == none, 0.0)
+    return scale_gates(gates, renormalize=renormalize, scale=scale)
 
 
 def scale_gates(gates: Tensor, *, renormalize: bool, scale: float) -> Tensor:

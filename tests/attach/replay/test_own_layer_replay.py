@@ -487,3 +487,23 @@ def test_compiled_layers_replay_between_their_graphs(block):
     with equipoise.replay_experts(model, given):
         torch.testing.assert_close(compiled(states()), by_hand(model, states(), given))
     torch.testing.assert_close(compiled(states()), plain)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_margins_of_a_balancer_that_follows_sequences(padded):
+    """They are measured in the scores it chose by, which depend on the tokens before."""
+    torch.manual_seed(0)
+    moe = equipoise.MoE(WIDTH, 8, EXPERTS, TOP_K, balancer="moving_quantile", init_std=0.5)
+    hidden = torch.randn(ROWS, LENGTH, WIDTH)
+    mask = torch.zeros(ROWS, LENGTH, dtype=torch.bool)
+    mask[:, 7:] = padded
+    with equipoise.record_experts(moe, margins=True) as recorded:
+        routed = moe(hidden, mask)[1]
+    scores = (hidden @ moe.router.weight.T).softmax(-1)
+    ranked = moe.router.balancer.adjust(scores, mask).flatten(0, 1).sort(descending=True).values
+    margins = torch.as_tensor(recorded.margins["router"])
+    expected = ranked[:, TOP_K - 1] - ranked[:, TOP_K]
+    kept = ~mask.flatten()
+    torch.testing.assert_close(margins[kept].float(), expected[kept].detach(), atol=1e-6, rtol=1e-4)
+    with equipoise.replay_experts(moe, recorded):
+        assert torch.equal(moe(hidden, mask)[1].experts[kept], routed.experts[kept])

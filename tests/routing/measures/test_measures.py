@@ -241,6 +241,22 @@ def test_routing_feeds_every_measure():
             r"mask has shape \(3,\)",
         ),
         (
+            lambda: sequence_loads(torch.tensor([[0, 4]]), 3, 1),
+            "experts are 0 to 2, or 3 for none, but 0 to 4 are given",
+        ),
+        (
+            lambda: dropped_choices(torch.tensor([[0, -1]]), 3, 1.0),
+            "experts are 0 to 2, or 3 for none, but -1 to 0 are given",
+        ),
+        (
+            lambda: dropped_choices(torch.zeros(2, 1), 3, 1.0),
+            r"whole numbers of shape \(tokens, top_k\), not torch.float32 of shape \(2, 1\)",
+        ),
+        (
+            lambda: sequence_loads(torch.zeros(2, dtype=torch.long), 3, 1),
+            r"not torch.int64 of shape \(2,\): pass Routing.experts",
+        ),
+        (
             lambda: churn(torch.zeros(2, 1), torch.zeros(2, 2)),
             r"not \(2, 1\) and \(2, 2\)",
         ),

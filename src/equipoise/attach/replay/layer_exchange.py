@@ -14,6 +14,7 @@ from torch import Tensor
 from equipoise.attach.count.forward_context import REPLAY_RESTS, eager
 from equipoise.attach.find.routing_spec import RoutingSpec
 from equipoise.attach.replay.choice_exchange import ChoiceExchange
+from equipoise.balancing.shift.in_sequences import adjust_scores
 from equipoise.layers.choosing_layer import Choice, ChoosingLayer
 from equipoise.routing import Routing
 
@@ -50,7 +51,12 @@ class LayerExchange:
     # its host memory and its waits have no place in a compiled graph
     @eager
     def exchange(
-        self, layer: ChoosingLayer, scores: Tensor, ranked: Tensor, own: Routing
+        self,
+        layer: ChoosingLayer,
+        scores: Tensor,
+        ranked: Tensor,
+        own: Routing,
+        sequences: Tensor | None = None,
     ) -> Choice:
         self._notice_update(layer)
         choices = self.choices
@@ -62,7 +68,8 @@ class LayerExchange:
         self.context.padding, self.context.training = own.mask, layer.training
         choices.begin_run()
         flat, by = scores.detach().flatten(0, -2), ranked.detach().flatten(0, -2)
-        by = _ranked_scores(layer, by, own) if choices.with_margins else by
+        if choices.with_margins:
+            by = _ranked_scores(layer, ranked.detach(), own, sequences)
         experts = choices.settle(own.experts, by, flat)
         choices.finish_run()
         if choices.replayed is None:
@@ -111,9 +118,12 @@ def _spec_of(layer: ChoosingLayer) -> RoutingSpec:
     )
 
 
-def _ranked_scores(layer: ChoosingLayer, scores: Tensor, own: Routing) -> Tensor:
-    """(T, E) what the balancer chose by: -inf in groups that were not open."""
-    ranked = layer.balancer.adjust(scores)
+def _ranked_scores(
+    layer: ChoosingLayer, scores: Tensor, own: Routing, sequences: Tensor | None
+) -> Tensor:
+    """(T, E) what the balancer chose by scores (..., E): -inf in groups that were not open."""
+    mask = None if own.mask is None else own.mask.view(scores.shape[:-1])
+    ranked = adjust_scores(layer.balancer, scores, mask, sequences).flatten(0, -2)
     if own.allowed is None:
         return ranked
     size = ranked.shape[1] // own.allowed.shape[1]

@@ -1,4 +1,4 @@
-"""Routing and counting by a balancer of any kind, which is told whose each token is if it asks."""
+"""Routing, counting and adjusting by any balancer, told whose each token is if it asks."""
 
 from __future__ import annotations
 
@@ -22,3 +22,12 @@ def route_and_tally(
         partial(balancer.route, sequences=sequences),
         partial(balancer.tally, sequences=sequences),
     )
+
+
+def adjust_scores(
+    balancer: Balancer, scores: Tensor, mask: Tensor | None, sequences: Tensor | None
+) -> Tensor:
+    """`balancer.adjust` of scores (..., E), in their shape."""
+    if not isinstance(balancer, Dual) or not balancer.uses_sequences:
+        return balancer.adjust(scores.flatten(0, -2)).view_as(scores)
+    return balancer.adjust(scores, mask, sequences)

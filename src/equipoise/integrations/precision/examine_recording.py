@@ -17,6 +17,7 @@ from equipoise.integrations.precision.choices import (
 from equipoise.integrations.precision.summary import ExaminedRouter, join_choices
 from equipoise.routing import Groups
 from equipoise.routing.rounding import Precision
+from equipoise.storage.arrays import Array
 from equipoise.trace import Record, Trace, is_trace
 
 
@@ -74,6 +75,8 @@ def _examine_margins(path: Path) -> dict[str, ExaminedRouter]:
         raise ValueError(
             f"{path} has no margins: record it by balancing.record_experts(margins=True)"
         )
+    for layer, margins in recording.margins.items():
+        _refuse_no_numbers(path, layer, margins, recording.levels[layer])
     return {
         layer: ExaminedRouter(
             ChoicesInPrecision(
@@ -89,3 +92,13 @@ def _examine_margins(path: Path) -> dict[str, ExaminedRouter]:
         for layer in recording.layers
         if len(recording.margins.get(layer, ()))
     }
+
+
+def _refuse_no_numbers(path: Path, layer: str, margins: Array, levels: Array) -> None:
+    """No comparison with NaN is true: such tokens would count as safe."""
+    bad = int((np.isnan(margins) | np.isnan(levels)).sum())
+    if bad:
+        raise ValueError(
+            f"{path}: {layer} has {bad} of {len(margins)} tokens whose margin or level is NaN: "
+            "record again, with finite scores"
+        )

@@ -23,6 +23,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from equipoise.routing.checks import check_choices
 from equipoise.routing.metrics import checked_loads
 from equipoise.routing.route import check_mask
 from equipoise.storage.suggestions import did_you_mean
@@ -73,6 +74,7 @@ def dropped_choices(
         >>> dropped_choices(experts, 4, capacity_factor=1.0).tolist()
         [[False, False], [False, False], [True, True], [True, False]]
     """
+    check_choices(experts, num_experts)
     _check_order(by, scores, experts)
     if mask is not None:
         check_mask(mask, experts.shape[:1])

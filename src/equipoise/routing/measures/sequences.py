@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from equipoise.routing.checks import is_readable
+from equipoise.routing.checks import check_choices, is_readable
 from equipoise.routing.route import check_mask
 
 
@@ -37,6 +37,7 @@ def sequence_loads(
         >>> sequence_loads(experts, 2, sequences=2).tolist()
         [[2, 0], [1, 1]]
     """
+    check_choices(experts, num_experts)
     if mask is not None:
         check_mask(mask, experts.shape[:1])
     numbers, count = _numbered(sequences, len(experts), experts.device)
