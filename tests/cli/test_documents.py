@@ -226,6 +226,7 @@ RUN_ELSEWHERE = ("README.md", "CONTRIBUTING.md", "docs/extending.md")
 TOO_EXPENSIVE = {
     "docs/arena.md:0": "records a model of one's own",
     "docs/hugging-face.md:3": "needs peft; examples/balance_with_lora.py runs it",
+    "docs/precision.md:1": "needs trl; a slow test runs it",
     "docs/training.md:0": "a training of 300 steps",
 }
 

@@ -60,7 +60,10 @@ def test_trls_trainers_balance(tmp_path):
         assert said["LOGGED"] == logged
         assert said["TOKENS"] > 0
     # what TRL's collators and packing give is counted to the token
-    run_tests(packages, ROOT / "tests" / "attach" / "test_padding.py", "trl", passed=6)
+    attach = ROOT / "tests" / "attach"
+    run_tests(packages, attach / "test_padding.py", "trl", passed=6)
+    # under replay of an engine's experts
+    run_tests(packages, attach / "replay" / "test_trl_grpo.py", "trl", passed=2)
 
 
 @pytest.mark.slow

@@ -132,23 +132,34 @@ class BuiltIn(nn.Module):
         return logits, gates * getattr(self.gate, "routed_scaling_factor", 1.0), chosen
 
 
-def gradients_built_in(name, trainer, batch):
-    """Of a copy without anything of ours, whose gates have the engine's experts built in."""
+def build_in(name, trainer, rows):
+    """A copy without anything of ours, whose gates have experts of (tokens, layers, K) built in."""
     model = make_model(name)
     model.load_state_dict(trainer.state_dict())
-    rows = torch.from_numpy(batch.experts.reshape(-1, *batch.experts.shape[2:])).long()
     blocks = [
         each for each in model.modules() if hasattr(each, "gate") and hasattr(each, "experts")
     ]
     assert len(blocks) == rows.shape[1]
     for place, block in enumerate(blocks):
-        block.gate = BuiltIn(name, block.gate, rows[:, place])
-    batch.loss(batch.log_probs(model)).backward()
+        block.gate = BuiltIn(name, block.gate, rows[:, place].long())
+    return model
+
+
+def gradients_of(model):
+    """By the names that parameters have when nothing is built in."""
     return {
         key.replace("gate.gate", "gate"): each.grad
         for key, each in model.named_parameters()
         if each.grad is not None
     }
+
+
+def check_gradients(found, wanted):
+    assert found.keys() == wanted.keys()
+    for key, gradient in found.items():
+        assert gradient.isfinite().all(), key
+        off = (gradient - wanted[key]).abs().max()
+        assert off <= 1e-5 * wanted[key].abs().max(), key
 
 
 def draw_batch(engine, rng):
@@ -181,15 +192,10 @@ def test_replay_takes_the_mismatch_away(name):
         assert report.live_share == pytest.approx(len(batch.ids) / int(batch.mask.sum()))
 
         batch.loss(log_probs).backward()
-        wanted = gradients_built_in(name, trainer, batch)
-        found = {
-            key: each.grad for key, each in trainer.named_parameters() if each.grad is not None
-        }
-        assert found.keys() == wanted.keys()
-        for key, gradient in found.items():
-            assert gradient.isfinite().all(), key
-            off = (gradient - wanted[key]).abs().max()
-            assert off <= 1e-5 * wanted[key].abs().max(), key
+        rows = torch.from_numpy(batch.experts).flatten(0, 1)
+        built = build_in(name, trainer, rows)
+        batch.loss(batch.log_probs(built)).backward()
+        check_gradients(gradients_of(trainer), gradients_of(built))
         optimizer.step()
         optimizer.zero_grad()
         balancing.step()
