@@ -48,7 +48,7 @@ ON_THE_COMMAND_LINE_ONLY = {
         "animate": "drawn instead of a page: report.animation.loads.animate_loads in Python",
     },
 }
-DEFAULT_DEPENDS = {"plan": {"imbalance", "utilization"}, "agree": {"ulps"}}
+DEFAULT_DEPENDS = {"plan": {"gpus", "gpu", "imbalance", "utilization"}, "agree": {"ulps"}}
 """options whose default another option decides; without it, it is the function's"""
 IN_PYTHON_ONLY = {"scores", "progress", "on_progress", "on_batch", "changes"}
 """what the command line reads from a file or shows on the terminal, and free settings of Config"""

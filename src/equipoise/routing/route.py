@@ -131,8 +131,10 @@ def route(
     check_shapes(scores, top_k, choose_by, groups, mask, shift)
     scores = scores.flatten(0, -2)
     mask = None if mask is None else mask.flatten()
-    if score is not None and (groups is not None or choose_by is not None):
-        scores, score = score_function(score)(scores), None
+    # a wrong name is an error here, and not inside an operator
+    function = None if score is None else score_function(score)
+    if function is not None and (groups is not None or choose_by is not None):
+        scores, score = function(scores), None
     ranked = (scores if choose_by is None else choose_by.flatten(0, -2)).detach()
     limits = None
     if groups is not None:

@@ -52,6 +52,8 @@ def score_function(name: str) -> Callable[[Tensor], Tensor]:
         >>> equipoise.score_function("sigmoid")(torch.zeros(2))
         tensor([0.5000, 0.5000])
     """
+    if not isinstance(name, str):
+        raise TypeError(f"a score function is named by a string such as 'sigmoid', not {name!r}")
     key = name.replace("-", "_")
     if key not in SCORE_FUNCTIONS:
         raise ValueError(

@@ -95,6 +95,8 @@ def test_a_wrong_name_and_a_nan_are_told():
     logits, _, _ = case(4, 8)
     with pytest.raises(ValueError, match=r"no score function 'sigmod' .did you mean 'sigmoid'"):
         route(logits, 2, score="sigmod")
+    with pytest.raises(TypeError, match="named by a string such as 'sigmoid', not 3"):
+        route(logits, 2, score=3)
     logits[2, 1] = torch.nan
     with check_scores("always"), pytest.raises(ValueError, match="logits"):
         route(logits, 2, score="sigmoid")
