@@ -50,20 +50,26 @@ def test_a_recipe_is_short(path):
     assert len(path.read_text().splitlines()) <= 30
 
 
+@pytest.fixture(scope="module")
+def trl(tmp_path_factory):
+    return fetch(tmp_path_factory.mktemp("trl"), "trl==1.16.0", *DATASETS)
+
+
 @pytest.mark.slow
-def test_trls_trainers_balance(tmp_path):
-    packages = fetch(tmp_path, "trl==1.16.0", *DATASETS)
+def test_trls_trainers_balance(trl, tmp_path):
     model = write_checkpoint(tmp_path / "model")
     for trainer, steps, logged in (("sft", 20, 2), ("dpo", 10, 1), ("grpo", 5, 0)):
-        said = run_example(packages, f"balance_with_trl_{trainer}", model, tmp_path)
+        said = run_example(trl, f"balance_with_trl_{trainer}", model, tmp_path)
         assert said["STEPS"] == steps
         assert said["LOGGED"] == logged
         assert said["TOKENS"] > 0
     # what TRL's collators and packing give is counted to the token
-    attach = ROOT / "tests" / "attach"
-    run_tests(packages, attach / "test_padding.py", "trl", passed=6)
-    # under replay of an engine's experts
-    run_tests(packages, attach / "replay" / "test_trl_grpo.py", "trl", passed=2)
+    run_tests(trl, ROOT / "tests" / "attach" / "test_padding.py", "trl", passed=6)
+
+
+@pytest.mark.slow
+def test_trls_grpo_trainer_replays_an_engine(trl):
+    run_tests(trl, ROOT / "tests" / "attach" / "replay" / "test_trl_grpo.py", "trl", passed=2)
 
 
 @pytest.mark.slow
