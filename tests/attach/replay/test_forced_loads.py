@@ -110,6 +110,12 @@ def test_what_cannot_be_forced_is_refused(mistake):
         raise AssertionError("it was taken")
 
 
+def test_a_force_that_is_no_weights_is_named():
+    balancing = equipoise.balance(tiny("qwen3_moe"), "deepseek")
+    with pytest.raises(TypeError, match='force is "balanced", or a weight for each expert, not 3'):
+        balancing.replay(force=3)
+
+
 def test_experts_and_force_are_one_question():
     balancing = equipoise.balance(tiny("qwen3_moe"), "deepseek")
     for arguments in ({}, {"experts": torch.zeros(2, 2, 2).long(), "force": "balanced"}):

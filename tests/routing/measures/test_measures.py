@@ -267,6 +267,14 @@ def test_what_is_wrong_is_named(call, message):
         call()
 
 
+@pytest.mark.parametrize("devices", [2.5, True, None])
+def test_devices_that_are_no_number_are_named(devices):
+    with pytest.raises(TypeError, match="devices is a whole number, or the device of every"):
+        device_loads([1, 2, 3, 4], devices)
+    with pytest.raises(TypeError, match=r"sequences is their length, .* not 2\.5"):
+        sequence_loads(torch.zeros(4, 1, dtype=torch.int64), 2, sequences=2.5)
+
+
 def test_measures_stay_on_the_device_of_the_choices():
     """The meta device stands in for a GPU: a value that was looked at would be an error."""
     experts = torch.zeros(6, 2, dtype=torch.int64, device="meta")

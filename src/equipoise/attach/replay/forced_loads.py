@@ -57,7 +57,8 @@ def given_or_forced(
         if force != "balanced":
             raise ValueError(f'force is "balanced", or a weight for each expert, not {force!r}')
         return EvenLoads(devices)
-    assert force is not None
+    if force is None or not hasattr(force, "__len__"):
+        raise TypeError(f'force is "balanced", or a weight for each expert, not {force!r}')
     return SkewedLoads(tuple(force))
 
 

@@ -33,7 +33,7 @@ from torch import Tensor
 from equipoise.balancing.shift.directions import Direction
 from equipoise.balancing.target import Target
 from equipoise.routing import Routing, Tally
-from equipoise.routing.measures.devices import default_devices
+from equipoise.routing.measures.devices import check_devices, default_devices
 
 Devices = int | Sequence[int] | Tensor | None
 """how many, each with a block of consecutive experts; or the device of every expert; None: 8, or
@@ -140,6 +140,7 @@ class PerDevice(Direction):
 def device_of_experts(devices: Devices, num_experts: int) -> Tensor:
     """(E,) int64 on the CPU: the device of every expert, numbered from 0; equally many on each."""
     devices = default_devices(num_experts) if devices is None else devices
+    check_devices(devices)
     if isinstance(devices, int):
         if devices < 1 or num_experts % devices:
             raise ValueError(

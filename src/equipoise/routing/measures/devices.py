@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,14 @@ from equipoise.routing.metrics import checked_loads
 def default_devices(num_experts: int) -> int:
     """Eight if they divide the experts, else the greatest number below that does."""
     return next(number for number in range(8, 0, -1) if num_experts % number == 0)
+
+
+def check_devices(devices: object) -> None:
+    """Refuse what is neither a number of devices nor the device of every expert."""
+    if isinstance(devices, bool) or not isinstance(devices, int | Sequence | Tensor | np.ndarray):
+        raise TypeError(
+            f"devices is a whole number, or the device of every expert, not {devices!r}"
+        )
 
 
 def device_loads(loads: Tensor | Sequence[Any], devices: int | Sequence[int] | Tensor) -> Tensor:
@@ -35,6 +44,7 @@ def device_loads(loads: Tensor | Sequence[Any], devices: int | Sequence[int] | T
         [40, 20]
     """
     loads = checked_loads(loads)
+    check_devices(devices)
     num_experts = loads.shape[-1]
     if isinstance(devices, int):
         if devices < 1 or num_experts % devices:

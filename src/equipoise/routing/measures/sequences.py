@@ -56,6 +56,10 @@ def _numbered(sequences: int | Tensor, num_tokens: int, device: torch.device) ->
         if sequences < 1:
             raise ValueError(f"a sequence has at least one token, not {sequences}")
         return torch.arange(num_tokens, device=device) // sequences, -(-num_tokens // sequences)
+    if not isinstance(sequences, Tensor):
+        raise TypeError(
+            f"sequences is their length, or a tensor of each token's sequence, not {sequences!r}"
+        )
     if sequences.shape != (num_tokens,) or sequences.is_floating_point():
         raise ValueError(
             f"sequences must be whole numbers of shape ({num_tokens},), one for each token, not "
