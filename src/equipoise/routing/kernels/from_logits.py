@@ -21,8 +21,8 @@ from equipoise.routing.kernels import operators
 from equipoise.routing.kernels.backends import backend_for
 from equipoise.routing.score_functions import LEAST_SOFTPLUS, score_function
 
-_BLOCK_SCORES = 1 << 18
-"""a block of scores is 1 MB: two threads have 2,048 tokens of 64 experts each, in their caches"""
+_BLOCK_SCORES = 1 << 20
+"""a block of scores is 4 MB: smaller ones wait for threads more often (docs/log/routing.md)"""
 
 operators.library.define(
     "choose_experts(Tensor logits, Tensor? shift, Tensor? mask, str score, int top_k, int wanted)"
