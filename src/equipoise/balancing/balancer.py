@@ -57,6 +57,8 @@ class Balancer(Precise, ABC):
     """the method it was made by, where it was made by name"""
     settings: Mapping[str, object] = {}
     """the rate and the options that method was given"""
+    takes_top_k: bool = True
+    """whether every token takes K experts; if not, empty places hold num_experts"""
     updates_made: int = 0
     """updates in this process: unlike `steps`, to look at it makes no GPU wait"""
 

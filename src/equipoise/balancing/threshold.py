@@ -60,6 +60,7 @@ class Threshold(Balancer):
         target: weights of the experts' target loads; equal by default.
     """
 
+    takes_top_k = False
     thresholds: Tensor
     always: Tensor
 

@@ -87,7 +87,11 @@ class ChoosingLayer(nn.Module):
     def take_experts(self, scores: Tensor, own: Routing, experts: Tensor) -> Routing:
         """The routing to (T, K) experts, with gates from the layer's own scores."""
         gates = gather_gates(
-            scores.flatten(0, -2), experts, renormalize=self.renormalize, scale=self.scale
+            scores.flatten(0, -2),
+            experts,
+            renormalize=self.renormalize,
+            scale=self.scale,
+            may_be_empty=not self.balancer.takes_top_k,
         )
         # one more, for the empty places of a token that experts choose
         loads = count_loads(experts, self.balancer.num_experts + 1, own.mask)[:-1]

@@ -158,12 +158,17 @@ def route(
     )
 
 
-def gather_gates(scores: Tensor, experts: Tensor, *, renormalize: bool, scale: float) -> Tensor:
+def gather_gates(
+    scores: Tensor, experts: Tensor, *, renormalize: bool, scale: float, may_be_empty: bool
+) -> Tensor:
     """(T, K) gates of the experts (T, K), from the scores (T, E) of all; 0 where the place holds
-    no expert, but E.
+    no expert, but E, if it may.
     """
-    none = scores.shape[1]
-    gates = scores.gather(1, experts.clamp_max(none - 1)).masked_fill(experts == none, 0.0)
+    if may_be_empty:
+        none = scores.shape[1]
+        gates = scores.gather(1, experts.clamp_max(none - 1)).masked_fill(experts == none, 0.0)
+    else:
+        gates = scores.gather(1, experts)
     return scale_gates(gates, renormalize=renormalize, scale=scale)
 
 

@@ -29,6 +29,8 @@ class ExpertChoice(BatchSolver):
     M is read from the device: it makes a GPU wait once, and cannot be compiled.
     """
 
+    takes_top_k = False
+
     def route(
         self,
         scores: Tensor,
