@@ -72,5 +72,13 @@ def test_an_evaluation_is_one_line():
     assert "given_up=" in line
 
 
+def test_a_placement_is_one_line():
+    loads = np.random.default_rng(0).integers(1, 100, (6, 2, 8))
+    line = repr(equipoise.place(loads, devices=4))
+    assert "\n" not in line
+    assert line.startswith("Placement(experts=8, copies=0, devices=4, layers=2, fullest={")
+    assert len(line) < 180
+
+
 def test_a_module_without_a_name_is_as_torch_shows_it():
     assert repr(torch.nn.Linear(2, 3)) == "Linear(in_features=2, out_features=3, bias=True)"

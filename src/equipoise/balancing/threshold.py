@@ -18,7 +18,8 @@ K T / E by chance, and nothing is dropped here; who dispatches to fixed buffers 
 
 Quantiles come from histograms (mathematics/histogram.py), which add up over micro-batches and
 ranks. The average begins with the first quantile, not with 0: before the first update each token
-takes its K highest scores.
+takes its K highest scores. Where all scores are equal, none lies above its own quantile, and no
+expert takes a token.
 """
 
 from __future__ import annotations

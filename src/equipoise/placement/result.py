@@ -84,6 +84,14 @@ class Placement:
     batches: int
     seconds: float
 
+    def __repr__(self) -> str:
+        held = self.cluster.num_experts, self.cluster.redundant
+        found = {row.way: f"{row.fullest:.3g}x" for row in self.rows()} if self.layers else {}
+        return (
+            f"Placement(experts={held[0]}, copies={held[1]}, devices={self.cluster.devices}, "
+            f"layers={len(self.layers)}, fullest={found})"
+        )
+
     @property
     def slots(self) -> Array:
         """(layers, devices, slots per device) int64: the expert in each slot."""
